@@ -1,0 +1,164 @@
+"""A scripted, fake OpenAI server on a real socket: it knows no model, only the replies that a test gives it."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+Body = dict[str, Any]
+COUNT = "\n".join(str(number) for number in range(1, 51))
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer. A token of the text is a number, a word with the blank before it, or a line end."""
+
+    text: str = ""
+    reasoning: str = ""
+    status: int = 200
+    ttft_s: float = 0.0
+    token_s: float = 0.0
+    tokens_per_chunk: int = 1
+    empty_first_chunk: bool = True
+    comments: bool = False
+    die_after: int | None = None  # tokens sent before the connection is cut
+    error_after: int | None = None  # tokens sent before an error object comes in the stream
+    finish_reason: str = "stop"
+    send_usage: bool = True
+    completion_tokens: int | None = (
+        None  # what `usage` claims; None: the truth, with an end token as vLLM does
+    )
+    raw_body: bytes | None = None  # sent as it is instead of everything else
+    message: Body = field(default_factory=dict)  # further fields of the message
+
+    @property
+    def tokens(self) -> list[str]:
+        return re.findall(r"\n| ?[^\s]+|\s", self.text)
+
+    @property
+    def usage(self) -> Body:
+        claimed = self.completion_tokens
+        return {
+            "prompt_tokens": 7,
+            "completion_tokens": len(self.tokens) + 1 if claimed is None else claimed,
+        }
+
+
+Script = Callable[[Body], Reply]
+
+
+class FakeOpenAiServer:
+    """``with FakeOpenAiServer(script) as server``: serves until the block ends; ``requests`` keeps the bodies."""
+
+    def __init__(self, script: Script | Reply, models: tuple[str, ...] = ("fake",)) -> None:
+        self.script: Script = script if callable(script) else lambda _body: script
+        self.models = models
+        self.requests: list[Body] = []
+        self.headers: list[dict[str, str]] = []
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> FakeOpenAiServer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                self._send(200, json.dumps({"data": [{"id": name} for name in fake.models]}).encode())
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                fake.requests.append(body)
+                fake.headers.append(dict(self.headers))
+                reply = fake.script(body)
+                if reply.raw_body is not None:
+                    self._send(reply.status, reply.raw_body)
+                elif reply.status != 200:
+                    error = {"message": f"refused, key was {self.headers['Authorization']}"}
+                    self._send(reply.status, json.dumps({"error": error}).encode())
+                elif body.get("stream"):
+                    self._stream(reply)
+                else:
+                    self._whole(reply)
+
+            def _send(self, status: int, payload: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(payload)))
+                self.end_headers()
+                self.wfile.write(payload)
+
+            def _whole(self, reply: Reply) -> None:
+                time.sleep(reply.ttft_s + reply.token_s * len(reply.tokens))
+                message = {"role": "assistant", "content": reply.text, **reply.message}
+                choice = {"message": message, "text": reply.text, "finish_reason": reply.finish_reason}
+                answer: Body = {"choices": [choice]}
+                if reply.send_usage:
+                    answer["usage"] = reply.usage
+                self._send(200, json.dumps(answer).encode())
+
+            def _stream(self, reply: Reply) -> None:
+                started = time.monotonic()
+                self.send_response(200)
+                self.send_header("Content-Type", "text/event-stream")
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                if reply.empty_first_chunk:
+                    self._event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+                if reply.reasoning:
+                    self._event({"choices": [{"delta": {"reasoning": reply.reasoning}}]})
+                tokens = reply.tokens
+                for first in range(0, len(tokens), reply.tokens_per_chunk):
+                    # The moment of the chunk's last token, on one clock: delays do not add up.
+                    last = min(first + reply.tokens_per_chunk, len(tokens))
+                    due = started + reply.ttft_s + reply.token_s * (last - 1)
+                    time.sleep(max(0.0, due - time.monotonic()))
+                    if reply.die_after is not None and first >= reply.die_after:
+                        self.close_connection = True
+                        self.connection.shutdown(2)
+                        return
+                    if reply.error_after is not None and first >= reply.error_after:
+                        self._event({"error": {"message": "engine died", "code": 500}})
+                    if reply.comments:
+                        self._raw(b": keep-alive\r\n\r\n")
+                    self._event({"choices": [{"delta": {"content": "".join(tokens[first:last])}}]})
+                self._event({"choices": [{"delta": {}, "finish_reason": reply.finish_reason}]})
+                if reply.send_usage:
+                    self._event({"choices": [], "usage": reply.usage})
+                self._raw(b"data: [DONE]\n\n")
+                self.wfile.write(b"0\r\n\r\n")
+
+            def _event(self, event: Body) -> None:
+                self._raw(f"data: {json.dumps(event)}\n\n".encode())
+
+            def _raw(self, payload: bytes) -> None:
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(payload), payload))
+
+        return Handler
