@@ -1,0 +1,73 @@
+"""Calls a module again until its long job is finished, and shows the progress.
+
+The file of each such module's name beside this one is a symlink to it. What a module returns
+meanwhile is `octoserve.job.Outcome.reply()`; see module_utils/octoserve/job.py.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.action import ActionBase
+
+# A job runs on when the connection breaks, so a short break costs nothing but a line.
+MAX_LOST_CONNECTIONS = 10
+RECONNECT_SECONDS = 10.0
+DEFAULT_TIMEOUT = 86400
+# Lines come often while somebody may be watching, and more rarely in a download of an hour.
+SHORT_WAIT, LONG_WAIT, PATIENCE = 5.0, 20.0, 60.0
+# Time for the module's own work (receipts, start of the unit) beyond the job's limit.
+GRACE = 300
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no type information
+    """One implementation for fetch, merge and install."""
+
+    _requires_connection = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the module's last answer."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        del tmp
+        arguments = dict(self._task.args)
+        started = time.monotonic()
+        timeout = float(arguments.get("timeout") or DEFAULT_TIMEOUT) + GRACE
+        lost, shown = 0, ""
+        while True:
+            elapsed = time.monotonic() - started
+            if elapsed > timeout:
+                return {
+                    **result,
+                    "failed": True,
+                    "msg": f"job not finished after {elapsed:.0f} s (timeout {timeout - GRACE:.0f} s); "
+                    f"it may still run on the host: run the playbook again to attach. Last seen: {shown}",
+                }
+            arguments["_job_wait"] = SHORT_WAIT if elapsed < PATIENCE else LONG_WAIT
+            try:
+                answer = self._execute_module(module_args=arguments, task_vars=task_vars)
+            except AnsibleConnectionFailure as error:
+                lost += 1
+                if lost > MAX_LOST_CONNECTIONS or "_job_run" not in arguments:
+                    raise
+                self._show(f"connection lost, the job runs on ({lost} of {MAX_LOST_CONNECTIONS}): {error}")
+                time.sleep(RECONNECT_SECONDS)
+                continue
+            lost = 0
+            if answer.get("failed") or answer.get("skipped") or answer.get("finished", True):
+                answer.pop("job_run", None)
+                return {**result, **answer}
+            arguments["_job_run"] = answer["job_run"]
+            text = str(answer["progress"]["text"])
+            if text != shown:
+                self._show(text)
+                shown = text
+
+    def _show(self, text: str) -> None:
+        host = self._task_host()
+        self._display.display(f"    {host}{self._task.action}: {text}")
+
+    def _task_host(self) -> str:
+        host = self._play_context.remote_addr
+        return f"{host} " if host else ""
