@@ -62,8 +62,11 @@ _values: dict[int, st.SearchStrategy[Any]] = {
     12: st.floats(allow_nan=False),
 }
 _typed = st.one_of(
-    [value.map(lambda v, k=kind: Typed(k, v)) for kind, value in _values.items()]
-    + [st.lists(value, max_size=20).map(lambda v, k=kind: Typed(9, v, k)) for kind, value in _values.items()]
+    [st.builds(Typed, st.just(kind), value) for kind, value in _values.items()]
+    + [
+        st.builds(Typed, st.just(9), st.lists(value, max_size=20), st.just(kind))
+        for kind, value in _values.items()
+    ]
 )
 
 
