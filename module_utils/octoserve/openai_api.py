@@ -220,9 +220,12 @@ class Client:
         url = self.base_url + "/v1/chat/completions"
         started = time.monotonic()
         chunks: list[Chunk] = []
+        lines = split_lines(self._blocks("POST", url, body))
         try:
-            for payload in sse_payloads(split_lines(self._blocks("POST", url, body))):
+            for payload in sse_payloads(lines):
                 chunks.append(parse_chunk(payload, time.monotonic() - started))
+            for _ in lines:  # to the end of the response, or the server logs an aborted request
+                pass
         except (EOFError, ValueError, AttributeError, TypeError) as error:
             raise ApiError(
                 url, self._excerpt(f"broken stream after {len(chunks)} chunks: {error}"), HTTP_OK
