@@ -1,0 +1,100 @@
+"""Virtual environments made from a lock and a wheelhouse: whole or not at all, with a stamp of what they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+STAMP = "octoserve-lock.sha256"
+#: uv installs wheels far faster than pip; without it (the tools venv, which brings uv) pip serves.
+PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input")
+
+
+class VenvError(RuntimeError):
+    """A virtual environment cannot be made; the message holds the installer's last words."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where packages come from: a lock and a wheelhouse archive, or (archive None) the host's package index."""
+
+    lock: Path
+    archive: Path | None = None
+    extra_index_urls: tuple[str, ...] = ()
+
+
+def digest(lock: Path) -> str:
+    """SHA-256 of a lock file, hexadecimal."""
+    return hashlib.sha256(lock.read_bytes()).hexdigest()
+
+
+def is_installed(path: Path, lock_digest: str) -> bool:
+    """Whether the folder is a complete environment of that lock."""
+    stamp = path / STAMP
+    return stamp.exists() and stamp.read_text().strip() == lock_digest
+
+
+def make(path: Path, python: str, source: Source, uv: str | None = None) -> None:
+    """Make the environment beside `path`, then put it in its place. Raises VenvError."""
+    partial = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    create(partial, python, source, uv)
+    old = path.with_name(f".{path.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        path.rename(old)
+    partial.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def create(path: Path, python: str, source: Source, uv: str | None = None) -> None:
+    """Make an environment at an empty place; its stamp is written last."""
+    _run([python, "-m", "venv", *(["--without-pip"] if uv else []), str(path)])
+    interpreter = str(path / "bin/python")
+    with _unpacked(source.archive, path) as wheels:
+        where = ["--no-index", f"--find-links={wheels}"] if wheels else []
+        where += [f"--extra-index-url={url}" for url in source.extra_index_urls if not wheels]
+        what = ["--no-deps", "--require-hashes", f"--requirement={source.lock}"]
+        if uv:
+            # The cache lies on the environment's own file system, so that files are linked, not copied.
+            cache = path / ".uv-cache"
+            uv_command = [uv, "pip", "install", "--quiet", f"--python={interpreter}", f"--cache-dir={cache}"]
+            _run([*uv_command, *(["--offline"] if wheels else []), *where, *what])
+            shutil.rmtree(cache)
+        else:
+            _run([interpreter, *PIP, *where, *what])
+    (path / STAMP).write_text(digest(source.lock) + "\n")
+
+
+@contextlib.contextmanager
+def _unpacked(archive: Path | None, path: Path) -> Iterator[Path | None]:
+    """The wheels of an archive in a folder that is gone afterwards; None without an archive."""
+    if archive is None:
+        yield None
+        return
+    wheels = path / ".wheels"
+    wheels.mkdir()
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                if not member.isfile() or Path(member.name).name != member.name:
+                    raise VenvError(f"{archive} holds {member.name!r}: not a wheelhouse; gather it again")
+                tar.extract(member, wheels)
+        yield wheels
+    finally:
+        shutil.rmtree(wheels, ignore_errors=True)
+
+
+def _run(command: list[str]) -> None:
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode != 0:
+        words = (done.stderr or done.stdout).strip()[-2000:]
+        raise VenvError(f"{' '.join(command[:4])} … ended with {done.returncode}: {words}")
