@@ -62,7 +62,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 
 #: A job that dies this often without a word (out of memory, say) is not started again.
 MAX_ATTEMPTS = 3
-_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,100}\Z")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,100}\Z")
 _WRITE_INTERVAL = 0.5
 _RATE_WINDOW = 15.0
 _POLL = 0.2
@@ -96,9 +96,7 @@ class Job:
     def __post_init__(self) -> None:
         """Refuse a name that is no file or unit name."""
         if not _NAME.match(self.name):
-            raise JobError(
-                f"{self.name!r} is no job name: wanted at most 101 of lower case letters, digits, _ . -"
-            )
+            raise JobError(f"{self.name!r} is no job name: wanted at most 101 of letters, digits, _ . -")
 
     @property
     def unit(self) -> str:
@@ -432,8 +430,6 @@ def main(work: Work, arguments: list[str] | None = None) -> int:
         return 1
     except Exception as error:
         traceback.print_exc()
-        progress.fail(
-            f"{type(error).__name__}: {error} (a mistake in the worker; its journal has the traceback)"
-        )
+        progress.fail(f"{type(error).__name__}: {error} (a mistake in the worker; its journal has the traceback)")
         return 1
     return 0
