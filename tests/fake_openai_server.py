@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -32,9 +33,7 @@ class Reply:
     error_after: int | None = None  # tokens sent before an error object comes in the stream
     finish_reason: str = "stop"
     send_usage: bool = True
-    completion_tokens: int | None = (
-        None  # what `usage` claims; None: the truth, with an end token as vLLM does
-    )
+    completion_tokens: int | None = None  # what `usage` claims; None: the truth, with an end token as vLLM does
     raw_body: bytes | None = None  # sent as it is instead of everything else
     message: Body = field(default_factory=dict)  # further fields of the message
 
@@ -51,7 +50,20 @@ class Reply:
         }
 
 
+def wait_until(due: float) -> None:
+    time.sleep(max(0.0, due - time.monotonic()))
+
+
 Script = Callable[[Body], Reply]
+
+
+class QuietServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Be silent where the client hung up: tests of broken streams and timeouts do that on purpose."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class FakeOpenAiServer:
@@ -62,8 +74,7 @@ class FakeOpenAiServer:
         self.models = models
         self.requests: list[Body] = []
         self.headers: list[dict[str, str]] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
+        self._server = QuietServer(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
 
     @property
@@ -138,8 +149,7 @@ class FakeOpenAiServer:
                 for first in range(0, len(tokens), reply.tokens_per_chunk):
                     # The moment of the chunk's last token, on one clock: delays do not add up.
                     last = min(first + reply.tokens_per_chunk, len(tokens))
-                    due = started + reply.ttft_s + reply.token_s * (last - 1)
-                    time.sleep(max(0.0, due - time.monotonic()))
+                    wait_until(started + reply.ttft_s + reply.token_s * (last - 1))
                     if reply.die_after is not None and first >= reply.die_after:
                         self.close_connection = True
                         self.connection.shutdown(2)
@@ -149,6 +159,7 @@ class FakeOpenAiServer:
                     if reply.comments:
                         self._raw(b": keep-alive\r\n\r\n")
                     self._event({"choices": [{"delta": {"content": "".join(tokens[first:last])}}]})
+                wait_until(started + reply.ttft_s + reply.token_s * len(tokens))  # the end token
                 self._event({"choices": [{"delta": {}, "finish_reason": reply.finish_reason}]})
                 if reply.send_usage:
                     self._event({"choices": [], "usage": reply.usage})

@@ -15,8 +15,8 @@ from typing import Any
 from .answer_checks import CHECKS, Check, well_formed
 from .openai_api import ApiError, Client, Completion, Usage, join_chunks
 
-PASS = "pass"  # noqa: S105 - a verdict, no password
-FAIL = "fail"
+PASSED = "pass"
+FAILED = "fail"
 COULD_NOT_RUN = "could-not-run"
 
 KEYS = ("name", "prompt", "messages", "max_tokens", "stream", "allow_length", "expect")
@@ -140,7 +140,7 @@ def run_case(client: Client, case: Case, options: Mapping[str, Any]) -> Result:
     reason = judge(case, answer)
     return Result(
         case.name,
-        FAIL if reason else PASS,
+        FAILED if reason else PASSED,
         case.prompt,
         answer.text,
         reason,
@@ -183,7 +183,7 @@ def run_suite(
 
 def summarize(results: Sequence[Result]) -> dict[str, Any]:
     """The gate's result: it holds only where there is a case and every one passed."""
-    passed = sum(result.verdict == PASS for result in results)
+    passed = sum(result.verdict == PASSED for result in results)
     return {
         "ok": 0 < len(results) == passed,
         "passed": passed,
@@ -196,7 +196,7 @@ def describe(result: Mapping[str, Any]) -> str:
     """The result for people: the count, then each case that did not pass with prompt and answer."""
     lines = [f"coherence: {result['passed']} of {result['total']} cases passed"]
     for case in result["cases"]:
-        if case["verdict"] != PASS:
+        if case["verdict"] != PASSED:
             lines.append(f"- {case['name']}: {case['verdict']}: {case['reason']}")
             lines.append(f"    prompt: {case['prompt'][:300]!r}")
             lines.append(f"    answer: {case['answer'][:300]!r}")
