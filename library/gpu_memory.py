@@ -93,9 +93,9 @@ cards:
       uuid: GPU-5f8a6d2e-0000-0000-0000-000000000000
       name: NVIDIA RTX PRO 6000 Blackwell Server Edition
       pci_bus_id: "00000000:11:00.0"
-      memory_total: 101972967424
+      memory_total: 102641958912
       memory_free: 3511156736
-      memory_used: 98461810688
+      memory_used: 99130802176
       processes:
         - {pid: 4242, memory_used: 98460237824, user: octoserve, command: "VLLM::Worker_TP0", state: S}
       processes_visible: true

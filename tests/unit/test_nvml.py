@@ -130,9 +130,9 @@ def test_facts_of_eight_cards(environment: Callable[[str], dict[str, str]]) -> N
     assert {card["name"] for card in gpus["cards"]} == {CARD_NAME}
     assert len({card["uuid"] for card in gpus["cards"]}) == 8
     assert gpus["cards"][1]["pci_bus_id"] == "00000000:19:00.0"
-    assert {card["memory_total"] for card in gpus["cards"]} == {97249 * MIB}
-    assert {card["memory_free"] for card in gpus["cards"]} == {96800 * MIB}
-    assert {card["memory_used"] for card in gpus["cards"]} == {449 * MIB}
+    assert {card["memory_total"] for card in gpus["cards"]} == {97887 * MIB}
+    assert {card["memory_free"] for card in gpus["cards"]} == {97249 * MIB}
+    assert {card["memory_used"] for card in gpus["cards"]} == {638 * MIB}
     assert gpus["cards"][7]["pcie"] == {"generation": 1, "max_generation": 5, "width": 8, "max_width": 16}
 
     own, unknown = gpus["cards"][2]["processes"]
@@ -165,13 +165,13 @@ def test_a_refused_process_list_is_not_an_empty_one(environment: Callable[[str],
 
 def test_waits_for_memory_that_frees_slowly(environment: Callable[[str], dict[str, str]]) -> None:
     result = drive(
-        environment(EIGHT_CARDS + "free_mib * 3348 96800 1.5\n"),
+        environment(EIGHT_CARDS + "free_mib * 3348 97249 1.5\n"),
         utilization=0.95,
         timeout=20,
         expected_count=8,
     )
     assert "8 cards of 8 not free yet" in result["lines"][0]
-    assert min(card["memory_free"] for card in result["gpus"]["cards"]) >= 0.95 * 97249 * MIB
+    assert min(card["memory_free"] for card in result["gpus"]["cards"]) >= 0.95 * 97887 * MIB
 
 
 def test_memory_that_never_frees_names_the_cards_and_the_holders(
@@ -183,10 +183,10 @@ def test_memory_that_never_frees_names_the_cards_and_the_holders(
     assert result["problem"] == nvml.MEMORY_NOT_FREE
     message = result["message"]
     user = pwd.getpwuid(os.getuid()).pw_name
-    # 0.95 * 97249 MiB = 92386.55 MiB; less 3348 MiB = 86.95 GiB, less 90000 MiB = 2.33 GiB.
-    assert "card 3 (00000000:29:00.0) has 3.27 GiB free of 94.97, 86.95 GiB less than wanted" in message
+    # 0.95 * 97887 MiB = 92992.65 MiB; less 3348 MiB = 87.54 GiB, less 90000 MiB = 2.92 GiB.
+    assert "card 3 (00000000:29:00.0) has 3.27 GiB free of 95.59, 87.54 GiB less than wanted" in message
     assert f"held by PID {os.getpid()} (user {user}, 91.70 GiB: " in message
-    assert "card 6 (00000000:41:00.0) has 87.89 GiB free of 94.97, 2.33 GiB less than wanted" in message
+    assert "card 6 (00000000:41:00.0) has 87.89 GiB free of 95.59, 2.92 GiB less than wanted" in message
     assert "no process that NVML names" in message
     assert "card 0" not in message, "a card that is free enough is not blamed"
     assert "\n" not in message
@@ -277,7 +277,7 @@ def test_guard_exit_codes(environment: Callable[[str], dict[str, str]], change: 
     assert words in done.stderr
     assert done.stderr.count("\n") == (0 if code == 0 else 1), "one line for the journal"
     if code == 0:
-        assert "at least 94.53 GiB each" in done.stdout
+        assert "at least 94.97 GiB each" in done.stdout
 
 
 def test_guard_refuses_a_percentage(environment: Callable[[str], dict[str, str]]) -> None:
@@ -318,7 +318,7 @@ def test_module_reports_the_cards(environment: Callable[[str], dict[str, str]]) 
     assert result["changed"] is False
     assert result["free"] is True
     assert len(result["cards"]) == 8
-    assert result["cards"][0]["memory_free"] == 96800 * MIB
+    assert result["cards"][0]["memory_free"] == 97249 * MIB
 
 
 def test_module_fails_with_the_reason(environment: Callable[[str], dict[str, str]]) -> None:
@@ -434,10 +434,11 @@ def test_kernel_module_version(line: str, version: str | None) -> None:
     assert nvml.kernel_module_version(line) == version
 
 
-def test_command_lines_lose_their_secrets_and_stay_short() -> None:
+def test_command_lines_lose_their_secrets_and_stay_short_and_on_one_line() -> None:
     assert nvml.redact("vllm serve --api-key s3cret --port 8000") == "vllm serve --api-key *** --port 8000"
     assert nvml.redact("vllm serve --api-key=s3cret") == "vllm serve --api-key=***"
     assert nvml.redact("vllm --max-num-batched-tokens 8192") == "vllm --max-num-batched-tokens 8192"
+    assert nvml.redact("python3 -c \nimport time\n\ttime.sleep(1)") == "python3 -c import time time.sleep(1)"
     assert len(nvml.redact("x" * 1000)) == nvml.MAX_COMMAND
 
 
