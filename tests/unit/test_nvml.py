@@ -50,13 +50,16 @@ except nvml.GpuError as error:
 @pytest.fixture(scope="session")
 def stub_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that holds the compiled stub."""
+    return compile_stub(tmp_path_factory.mktemp("nvml_stub"))
+
+
+def compile_stub(folder: Path, *options: str) -> Path:
+    """Compile the stub into the folder, and give the folder back."""
     for tool in ("make", "cc"):
         if shutil.which(tool) is None:
             pytest.fail(f"`{tool}` is missing: the NVML stub is compiled from C; install make and gcc")
-    folder = tmp_path_factory.mktemp("nvml_stub")
-    built = subprocess.run(
-        ["make", "-s", "-C", str(STUB), f"OUT={folder}"], capture_output=True, text=True, check=False
-    )
+    command = ["make", "-s", "-C", str(STUB), f"OUT={folder}", *options]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, f"the NVML stub does not compile:\n{built.stderr}"
     return folder
 
@@ -252,6 +255,17 @@ def test_a_driver_that_is_not_loaded(environment: Callable[[str], dict[str, str]
     result = drive(environment(EIGHT_CARDS + "init_result 9\n"))
     assert result["problem"] == nvml.NO_DRIVER
     assert "modprobe nvidia" in result["message"]
+
+
+def test_the_stub_reads_the_file_of_a_test_host_where_no_variable_names_one(
+    environment: Callable[[str], dict[str, str]], tmp_path: Path
+) -> None:
+    state = tmp_path / "host.state"
+    state.write_text(EIGHT_CARDS + "cards 3\n")
+    library = compile_stub(tmp_path, f"CFLAGS=-DSTATE_FILE='\"{state}\"'")
+    without = {**environment(EIGHT_CARDS), "LD_LIBRARY_PATH": str(library)}
+    del without["OCTOSERVE_NVML_STUB"]
+    assert len(drive(without)["gpus"]["cards"]) == 3
 
 
 def test_the_stub_refuses_a_state_that_it_cannot_read(environment: Callable[[str], dict[str, str]]) -> None:
