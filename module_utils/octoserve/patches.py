@@ -22,8 +22,8 @@ from typing import Any
 from . import atomic, unified_diff
 
 PROOFS = ("cpu", "cuda")
-#: DEP-3 (https://dep-team.pages.debian.net/deps/dep3/) and, beyond it, what the patch applies to.
-REQUIRED_HEADERS = ("Description", "Origin", "Last-Update", "Applies-To")
+#: DEP-3, https://dep-team.pages.debian.net/deps/dep3/, and beyond it what a patch is for and where it is proven.
+REQUIRED_HEADERS = ("Description", "Origin", "Last-Update", "Applies-To", "Proof")
 _HEADER = re.compile(r"([A-Za-z][A-Za-z-]*): ?(.*)")
 _YAML_TO_JSON = "import json, sys, yaml; print(json.dumps(yaml.safe_load(open(sys.argv[1], encoding='utf-8'))))"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -254,9 +254,15 @@ def _parse_entry(entry: Any, builds: Mapping[str, Any], texts: Mapping[str, str]
         raise PatchError(f"{file} changes {sorted(paths)}, series.yml lists {sorted(hashes)}")
     for path in paths:
         _check_path(file, path)
-    distribution = entry["distribution"]
+    headers = parse_headers(head, file)
+    distribution, version, proof = (entry[key] for key in ("distribution", "version", "proof"))
+    if headers["Applies-To"] != f"{distribution} {version}" or headers["Proof"] != proof:
+        raise PatchError(
+            f"{file} is for {headers['Applies-To']}, proof {headers['Proof']}; "
+            f"series.yml says {distribution} {version}, proof {proof}; export the series again"
+        )
     names = tuple(normalize(name) for name in (distribution, *builds.get(distribution, ())))
-    return Patch(file, names, entry["version"], entry["proof"], hashes, parse_headers(head, file), tuple(diffs))
+    return Patch(file, names, version, proof, hashes, headers, tuple(diffs))
 
 
 def _parse_hashes(file: str, path: str, value: Any) -> FileHashes:
