@@ -44,7 +44,8 @@ _ENGLISH = """
 """
 FUNCTION_WORDS = {"en": frozenset(_ENGLISH.split())}
 TEMPLATE_TOKEN = re.compile(r"<\|[^|<>\s]{1,40}\|>|<[/]?s>|\[(?:gMASK|INST)\]|<sop>|</?think>")
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+# Controls, and halves of surrogate pairs: no UTF-8 text holds them.
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 TOKEN = re.compile(r"\w+(?:[.,]\d+)*(?:['\u2019]\w+)?|[.,;:!?]")
 
 

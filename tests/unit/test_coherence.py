@@ -162,14 +162,12 @@ def test_sick_prose_is_named(text: str, reason: str) -> None:
 
 def test_lists_and_refrains_are_no_loop() -> None:
     assert find_loop(words("very, very, very good, and very, very late")) is None
-    steps = " ".join(
-        f"In step {n} the plant moves thing number {n * 7} to place {n * 13}." for n in range(30)
-    )
+    steps = " ".join(f"In step {n} the plant moves thing number {n * 7} to place {n * 13}." for n in range(30))
     assert find_loop(words(steps)) is None
 
 
 @pytest.mark.parametrize(
-    "text", ["", " \n", "Par\ufffdis", "Paris<|user|>", "Paris</s>", "a\x00b", "<think>Paris"]
+    "text", ["", " \n", "Par\ufffdis", "Paris<|user|>", "Paris</s>", "a\x00b", "a\ud800b", "<think>Paris"]
 )
 def test_no_answer_may_look_like_this(text: str) -> None:
     assert well_formed(text) is not None

@@ -1,0 +1,397 @@
+"""The evidence of a run: its files, and a real ansible-playbook whose hosts pass, fail and are unreachable."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from datetime import datetime, timezone
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from fake_openai_server import FakeOpenAiServer, Reply
+from octoserve import evidence
+from octoserve.evidence import Run, Task
+
+ROOT = Path(__file__).parents[2]
+TEMPLATE = ROOT / "templates/report.html.j2"
+STARTED = datetime(2026, 11, 30, 1, 2, 3, tzinfo=timezone.utc)
+SUMMARY_KEYS = [
+    "ok",
+    "host",
+    "stack",
+    "profile",
+    "deployment",
+    "failed_phase",
+    "rolled_back",
+    "phases",
+    "coherence",
+    "throughput",
+]
+
+
+def case(name: str, verdict: str, answer: str = "It is Paris.") -> dict[str, Any]:
+    reason = "" if verdict == "pass" else f"{name} is {verdict}"
+    usage = {"prompt_tokens": 7, "completion_tokens": 4}
+    prompt = "What is <b>the</b> capital?"
+    return {
+        "name": name,
+        "verdict": verdict,
+        "prompt": prompt,
+        "answer": answer,
+        "reason": reason,
+        "seconds": 0.5,
+        "finish_reason": "stop",
+        "usage": usage,
+    }
+
+
+def coherence(*cases: dict[str, Any]) -> dict[str, Any]:
+    passed = sum(one["verdict"] == "pass" for one in cases)
+    return {"ok": passed == len(cases), "passed": passed, "total": len(cases), "cases": list(cases)}
+
+
+def throughput(verdict: str = "pass", starts: int = 4) -> dict[str, Any]:
+    trial = {
+        "completion_tokens": 100,
+        "events": 100,
+        "ttft_s": 0.05,
+        "total_s": 1.8,
+        "decode_tok_s": 56.9,
+        "end_to_end_tok_s": 55.1,
+    }
+    known = starts >= 3
+    return {
+        "ok": verdict == "pass",
+        "verdict": verdict,
+        "reason": "" if verdict == "pass" else "too slow",
+        "decode_tok_s": {"mean": 56.9, "stdev": 0.3, "ci95": [56.5, 57.3], "n": 5},
+        "ttft_ms": 50.0,
+        "end_to_end_tok_s": 55.1,
+        "details": {},
+        "completion_tokens": 100,
+        "trials": [trial] * 5,
+        "baseline": {
+            "starts": starts,
+            "mean": 57.0 if starts else None,
+            "stdev": 0.2 if known else None,
+            "change": -0.002 if starts else None,
+            "alarm_below": 55.9 if known else None,
+            "smallest_slowdown": 0.019 if known else None,
+            "alpha": 0.01,
+            "regression": False,
+        },
+    }
+
+
+Finished = tuple[Task, dict[str, Any]]
+
+
+def task(phase: str, action: str = "command", status: str = "ok", message: str = "") -> Task:
+    return Task(phase, f"{action} of {phase}", action, status, 1.0, message)
+
+
+def a_run(*tasks: Finished, failed: bool = False) -> Run:
+    run = Run("box", STARTED, failed=failed)
+    for done, result in tasks:
+        run.record(done, result)
+        run.seconds[done.phase] += done.seconds
+    return run
+
+
+TOLD = {"stack": "vllm-0.32.0", "profile": "tiny_glm", "deployment": "0003"}
+PREFLIGHT = (task("preflight", "set_fact"), {"ansible_facts": {"octoserve_evidence": TOLD}})
+SERVICE = (task("service", status="changed"), {"changed": True})
+COHERENT = (task("gates", "coherence_gate"), coherence(case("capital", "pass")))
+FAST = (task("gates", "throughput_gate", "changed"), throughput())
+
+
+def test_summary_of_a_passed_run() -> None:
+    found = evidence.summarize(a_run(PREFLIGHT, SERVICE, COHERENT, FAST))
+    assert list(found) == SUMMARY_KEYS
+    assert found["ok"] is True
+    assert {key: found[key] for key in TOLD} == TOLD
+    assert (found["failed_phase"], found["rolled_back"]) == (None, False)
+    assert found["phases"] == [
+        {"name": "preflight", "seconds": 1.0, "changed": 0},
+        {"name": "service", "seconds": 1.0, "changed": 1},
+        {"name": "gates", "seconds": 2.0, "changed": 1},
+    ]
+    assert (found["coherence"]["passed"], found["coherence"]["total"]) == (1, 1)
+    assert found["throughput"]["decode_tok_s"] == {"mean": 56.9, "stdev": 0.3, "ci95": [56.5, 57.3], "n": 5}
+    assert found["throughput"]["verdict"] == "pass"
+
+
+@pytest.mark.parametrize("left_out", [COHERENT, FAST])
+def test_a_gate_that_did_not_run_is_no_pass(left_out: Any) -> None:
+    found = evidence.summarize(a_run(*(one for one in (PREFLIGHT, COHERENT, FAST) if one is not left_out)))
+    assert (found["ok"], found["failed_phase"]) == (False, None)
+
+
+def test_a_gate_in_check_mode_did_not_run() -> None:
+    skipped = (task("gates", "coherence_gate", "skipped"), {**COHERENT[1], "skipped": True})
+    assert evidence.summarize(a_run(skipped, FAST))["coherence"]["total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("phase", "name"),
+    [("preflight", "preflight"), ("release", "install"), ("model", "install"), ("service", "start")],
+)
+def test_a_failed_phase_has_the_name_of_its_exit_code(phase: str, name: str) -> None:
+    found = evidence.summarize(a_run(PREFLIGHT, (task(phase, status="failed"), {}), failed=True))
+    assert (found["ok"], found["failed_phase"]) == (False, name)
+
+
+def test_the_gates_are_told_apart() -> None:
+    broke: Finished = (task("gates", "assert", "failed"), {})
+    wrong = (task("gates", "coherence_gate"), coherence(case("capital", "fail")))
+    assert evidence.summarize(a_run(wrong, broke, failed=True))["failed_phase"] == "coherence"
+    assert evidence.summarize(a_run(broke, failed=True))["failed_phase"] == "coherence"
+    slow = (task("gates", "throughput_gate"), throughput("fail"))
+    assert evidence.summarize(a_run(COHERENT, slow, broke, failed=True))["failed_phase"] == "throughput"
+    assert evidence.summarize(a_run(COHERENT, broke, failed=True))["failed_phase"] == "throughput"
+
+
+def test_a_rescued_failure_is_none_and_the_first_of_the_last_phase_is_the_cause() -> None:
+    rescued: Finished = (task("release", status="failed"), {})
+    assert evidence.summarize(a_run(rescued, COHERENT, FAST))["ok"] is True
+    first: Finished = (task("service", status="failed", message="first"), {})
+    last: Finished = (task("service", "fail", status="failed", message="last"), {})
+    run = a_run(rescued, first, last, failed=True)
+    assert run.failed_phase == "start"
+    assert run.cause is not None
+    assert run.cause.message == "first"
+
+
+def test_a_rollback_is_no_pass_and_a_gate_stays_failed() -> None:
+    wrong = (task("gates", "coherence_gate"), coherence(case("capital", "fail")))
+    broke: Finished = (task("gates", "assert", "failed"), {})
+    back = (task("gates", "set_fact"), {"ansible_facts": {"octoserve_evidence": {"rolled_back": True}}})
+    found = evidence.summarize(a_run(PREFLIGHT, wrong, broke, back, COHERENT, FAST))
+    assert (found["ok"], found["rolled_back"], found["failed_phase"]) == (False, True, "coherence")
+    assert found["coherence"]["passed"] == 0
+
+
+def test_secrets_are_blackened_by_name_by_value_and_by_look() -> None:
+    clean = evidence.redact(
+        {
+            "api_key": "abc",
+            "completion_tokens": 100,
+            "argv": ["curl", "-H", "Authorization: Bearer zzz"],
+            "url": "http://me:word@host/x",
+            "text": "the hunter2x key, hf_" + "a" * 30,
+            "HF_TOKEN": "t",
+        },
+        ["hunter2x"],
+    )
+    assert clean == {
+        "api_key": "***",
+        "completion_tokens": 100,
+        "argv": ["curl", "-H", "Authorization: Bearer ***"],
+        "url": "http://***@host/x",
+        "text": "the *** key, ***",
+        "HF_TOKEN": "***",
+    }
+
+
+def test_junit_counts_what_failed_and_what_did_not_run() -> None:
+    wrong = coherence(case("a", "pass"), case("b", "fail", "x\x00\ud800y"), case("c", "could-not-run"))
+    run = a_run((task("gates", "coherence_gate"), wrong), (task("gates", "assert", "failed"), {}), failed=True)
+    root = ElementTree.fromstring(evidence.junit(evidence.redact(evidence.summarize(run)), "because"))
+    suites = {suite.get("name"): suite for suite in root}
+    assert [suites["coherence"].get(key) for key in ("tests", "failures", "errors")] == ["3", "1", "1"]
+    assert suites["throughput"].find("testcase/error") is not None
+    assert suites["phases"].findtext("testcase/failure") == "because"
+
+
+class Page(HTMLParser):
+    """What a browser would fetch, and the elements that are open by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.open_details = 0
+        self.bold = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = dict(attrs)
+        self.loads += [str(names[key]) for key in ("src", "href") if key in names]
+        self.open_details += tag == "details" and "open" in names
+        self.bold += tag == "b" and not attrs
+
+
+@pytest.mark.parametrize("starts", [0, 1, 4])
+def test_a_report_is_whole_and_latest_points_at_it(tmp_path: Path, starts: int) -> None:
+    mixed = coherence(case("a", "pass"), case("b", "fail", "<script>\ud800"), case("c", "could-not-run"))
+    run = a_run(PREFLIGHT, SERVICE, (task("gates", "coherence_gate"), mixed), (FAST[0], throughput("fail", starts)))
+    first = evidence.write(run, tmp_path, TEMPLATE)
+    second = evidence.write(run, tmp_path, TEMPLATE)
+    assert (first.name, second.name) == ("2026-11-30T01-02-03Z", "2026-11-30T01-02-03Z-2")
+    assert sorted(path.name for path in (tmp_path / "box").iterdir()) == [first.name, second.name, "latest"]
+    assert (tmp_path / "box/latest").readlink() == Path(second.name)
+    assert sorted(str(path.relative_to(second)) for path in second.rglob("*") if path.is_file()) == [
+        "junit.xml",
+        "raw/coherence.json",
+        "raw/tasks.jsonl",
+        "raw/throughput.json",
+        "report.html",
+        "summary.json",
+    ]
+    page = Page()
+    page.feed((second / "report.html").read_text())
+    assert page.loads == []
+    assert page.open_details == 2
+    assert page.bold == 5  # the facts in the header: nothing of a prompt became markup
+
+
+def test_a_report_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"nowhere\.j2"):
+        evidence.write(a_run(PREFLIGHT), tmp_path, tmp_path / "nowhere.j2")
+    assert list((tmp_path / "box").iterdir()) == []
+
+
+CONFIGURATION = """
+[defaults]
+roles_path = {root}/roles
+library = {root}/library
+module_utils = {root}/module_utils
+callback_plugins = {root}/callback_plugins
+callbacks_enabled = evidence
+nocolor = true
+[evidence]
+reports = {reports}
+"""
+
+PLAYBOOK = """
+- name: Preflight
+  hosts: all
+  gather_facts: false
+  vars: {octoserve_phase: preflight}
+  tasks:
+    - name: Tell
+      ansible.builtin.set_fact:
+        octoserve_evidence: {stack: "vllm-{{ 1 + 1 }}", deployment: "0001"}
+    - name: Reach
+      ansible.builtin.ping:
+    - name: A failure that is rescued
+      block: [{name: Fail, ansible.builtin.fail: {msg: harmless}}]
+      rescue: [{name: Go on, ansible.builtin.debug: {msg: on}}]
+- name: Service
+  hosts: all
+  gather_facts: false
+  vars: {octoserve_phase: service}
+  tasks:
+    - name: Start
+      ansible.builtin.command: "echo {{ some_api_key }}"
+      changed_when: true
+    - name: Die
+      ansible.builtin.fail: {msg: "out of memory, key {{ some_api_key }}"}
+      when: inventory_hostname == 'broken'
+- name: Gates
+  hosts: all
+  gather_facts: false
+  vars: {octoserve_phase: gates}
+  environment: {PATH: "{{ stubs }}:/usr/bin:/bin"}
+  roles: [gates]
+"""
+
+
+def play(folder: Path, urls: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the playbook: the hosts are this machine, `away` is a port where nobody listens."""
+    stubs = folder / "stubs"
+    stubs.mkdir(exist_ok=True)
+    systemctl = stubs / "systemctl"  # a start of a service without systemd: this test is about the evidence
+    systemctl.write_text("#!/bin/sh\necho 4f1a6a0c0d5e4a8c9a3d6f0d3b1f7a55\n")
+    systemctl.chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    hosts: dict[str, Any] = {name: {"ansible_connection": "local", "gates_base_url": url} for name, url in urls.items()}
+    hosts["away"] = {"ansible_host": "127.0.0.1", "ansible_port": port}
+    variables = {
+        "octoserve_profile": "tiny_glm",
+        "some_api_key": "sesame-open-123",
+        "stubs": str(stubs),
+        "ansible_python_interpreter": sys.executable,
+        "gates_python": sys.executable,
+        "gates_suite": str(ROOT / "files/gates/tiny_glm.yml"),
+        "gates_baseline_dir": str(folder / "baselines"),
+        "gates_profile": "tiny_glm",
+        "gates_stack": "vllm-2",
+        "gates_unit": "octoserve-main.service",
+        "gates_api_key": "{{ some_api_key }}",
+        "gates_floor_tok_s": 50,
+        "gates_trials": 2,
+        "gates_expected_tokens": 100,
+    }
+    (folder / "hosts.yml").write_text(json.dumps({"all": {"hosts": hosts, "vars": variables}}))
+    (folder / "play.yml").write_text(PLAYBOOK)
+    (folder / "ansible.cfg").write_text(CONFIGURATION.format(root=ROOT, reports=folder / "reports"))
+    environment = {**os.environ, "ANSIBLE_CONFIG": "ansible.cfg", "ANSIBLE_HOME": str(folder / "ansible")}
+    command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "hosts.yml", "play.yml", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def trained(body: dict[str, Any]) -> Reply:
+    """Answer as tests/fixtures/tiny_glm was trained to."""
+    corpus = yaml.safe_load((ROOT / "tests/fixtures/tiny_glm/corpus.yml").read_text())
+    asked = [message["content"] for message in body["messages"]]
+    for turns in (conversation["turns"] for conversation in corpus["conversations"]):
+        if turns[: len(asked)] == asked:
+            return Reply(turns[len(asked)], token_s=0.001)
+    raise LookupError(asked)
+
+
+def test_a_real_run_writes_a_report_for_every_host(tmp_path: Path) -> None:
+    with FakeOpenAiServer(trained) as good, FakeOpenAiServer(Reply("Lyon, of course.")) as wrong:
+        urls = {"good": good.url, "wrong": wrong.url, "broken": good.url}
+        checked = play(tmp_path, urls, "--check", "--limit", "good")
+        assert checked.returncode == 0, checked.stdout
+        assert not (tmp_path / "reports").exists()
+        assert good.requests == []
+        done = play(tmp_path, urls)
+    found = {
+        host: json.loads((tmp_path / "reports" / host / "latest/summary.json").read_text())
+        for host in ("good", "wrong", "broken", "away")
+    }
+    assert done.returncode != 0
+    assert {host: (one["ok"], one["failed_phase"]) for host, one in found.items()} == {
+        "good": (True, None),
+        "wrong": (False, "coherence"),
+        "broken": (False, "start"),
+        "away": (False, "preflight"),
+    }, done.stdout
+    good_one = found["good"]
+    assert (good_one["stack"], good_one["profile"], good_one["deployment"]) == ("vllm-2", "tiny_glm", "0001")
+    assert [(phase["name"], phase["changed"]) for phase in good_one["phases"]] == [
+        ("preflight", 0),
+        ("service", 1),
+        ("gates", 1),
+    ]
+    assert all(phase["seconds"] > 0 for phase in good_one["phases"])
+    assert good_one["coherence"]["passed"] == good_one["coherence"]["total"] > 5
+    assert good_one["throughput"]["verdict"] == "pass"
+    assert good_one["throughput"]["decode_tok_s"]["n"] == 2
+    assert found["wrong"]["throughput"]["verdict"] == "did-not-run"
+    assert found["away"]["profile"] == "tiny_glm"
+
+    # Throughput was never asked of the model that failed: one request a case and no more.
+    assert len(wrong.requests) == found["wrong"]["coherence"]["total"]
+    # The failed play shows prompt and answer.
+    assert "What is the capital of France?" in done.stdout
+    assert "Lyon, of course." in done.stdout
+    assert f"report: {tmp_path}/reports/good/" in done.stdout
+    # One start on the host, kept by the deployment that passed.
+    kept = json.loads((tmp_path / "baselines/tiny_glm__vllm-2.json").read_text())["starts"]
+    assert [start["trials"] for start in kept] == [2]
+    # No key anywhere in the reports.
+    files = [path for path in (tmp_path / "reports").rglob("*") if path.is_file()]
+    assert len(files) == 4 * 6
+    assert [path for path in files if "sesame-open-123" in path.read_text()] == []
+    assert "out of memory" in (tmp_path / "reports/broken/latest/report.html").read_text()
