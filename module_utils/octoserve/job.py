@@ -362,11 +362,11 @@ class Progress:
         self._done = 0
         self._history: deque[tuple[float, int]] = deque()
 
-    def phase(self, name: str, total: int | None = None, unit: str = "bytes") -> None:
-        """Begin a phase of `total` units (None: not known)."""
-        self._done = 0
+    def phase(self, name: str, total: int | None = None, unit: str = "bytes", done: int = 0) -> None:
+        """Begin a phase of `total` units (None: not known), or go on with one where `done` are done."""
+        self._done = done
         self._history.clear()
-        self._state.update(phase=name, done=0 if total is not None else None, total=total)
+        self._state.update(phase=name, done=done if total is not None else None, total=total)
         self._state.update(unit=unit if total is not None else None, rate=None, eta=None)
         self._write()
 
