@@ -112,7 +112,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core ships 
         began = self._task_began.get((host, result.task._uuid), now)
         task = evidence.Task(
             phase=self._phase,
-            name=result.task.get_name().strip(),
+            name=str(result.task.name or result.task.action),
             action=str(result.task.action).rsplit(".", 1)[-1],
             status=status,
             seconds=round(now - began, 3),
