@@ -153,6 +153,15 @@ def test_facts_of_eight_cards(environment: Callable[[str], dict[str, str]]) -> N
     assert gpus["cards"][0]["processes_visible"] is True
 
 
+def test_a_session_closes_nvml(environment: Callable[[str], dict[str, str]]) -> None:
+    """Else a long-lived caller keeps the driver's devices open, and the driver cannot be reloaded."""
+    program = "from octoserve import nvml\nwith nvml.session() as read: read()\nread()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(EIGHT_CARDS), capture_output=True, text=True, check=False
+    )
+    assert "NVML code 1)" in done.stderr or "(code 1)" in done.stderr, "a reading after the end was answered"
+
+
 def test_an_empty_process_list_proves_nothing_in_a_container(
     environment: Callable[[str], dict[str, str]],
 ) -> None:
@@ -294,8 +303,8 @@ def test_guard_exit_codes(environment: Callable[[str], dict[str, str]], change: 
         assert "at least 94.97 GiB each" in done.stdout
 
 
-def test_guard_refuses_a_percentage(environment: Callable[[str], dict[str, str]]) -> None:
-    done = guard(environment(EIGHT_CARDS), "--utilization=95", "--timeout=0")
+def test_guard_refuses_a_percentage_whatever_the_driver(environment: Callable[[str], dict[str, str]]) -> None:
+    done = guard(environment(EIGHT_CARDS + "init_result 9\n"), "--utilization=95", "--timeout=0")
     assert done.returncode == 2
     assert "utilization is 95.0, wanted more than 0 and at most 1" in done.stderr
 
@@ -340,6 +349,12 @@ def test_module_fails_with_the_reason(environment: Callable[[str], dict[str, str
     assert code != 0
     assert result["problem"] == nvml.MEMORY_NOT_FREE
     assert "card 3 " in result["msg"]
+
+
+def test_module_counts_the_cards_in_its_facts(environment: Callable[[str], dict[str, str]]) -> None:
+    code, result, _ = ansible(environment(EIGHT_CARDS + "cards 7\n"), "expected_count=8")
+    assert code != 0
+    assert result["problem"] == nvml.WRONG_COUNT
 
 
 def test_module_warns_in_check_mode_where_memory_is_held(
