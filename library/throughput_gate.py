@@ -221,6 +221,8 @@ def main() -> None:
         result = measure(module, Path(ask["baseline"]))
     except (ValueError, OSError) as error:
         module.fail_json(msg=f"the baseline cannot be kept: {error}")
+    if result["ok"] and result["reason"]:
+        module.warn(result["reason"])
     module.exit_json(msg=throughput.describe(result), **result)
 
 
