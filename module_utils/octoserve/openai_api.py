@@ -227,9 +227,7 @@ class Client:
             for _ in lines:  # to the end of the response, or the server logs an aborted request
                 pass
         except (EOFError, ValueError, AttributeError, TypeError) as error:
-            raise ApiError(
-                url, self._excerpt(f"broken stream after {len(chunks)} chunks: {error}"), HTTP_OK
-            ) from error
+            raise ApiError(url, self._excerpt(f"broken stream after {len(chunks)} chunks: {error}"), HTTP_OK) from error
         return chunks
 
     def _chat_body(self, messages: Sequence[Message], max_tokens: int, options: Mapping[str, Any]) -> Body:
