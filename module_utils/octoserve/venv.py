@@ -56,7 +56,10 @@ def make(path: Path, python: str, source: Source, uv: str | None = None) -> None
 
 def create(path: Path, python: str, source: Source, uv: str | None = None) -> None:
     """Make an environment at an empty place; its stamp is written last."""
-    _run([python, "-m", "venv", *(["--without-pip"] if uv else []), str(path)])
+    if uv:  # relocatable: the environment is renamed into its place later
+        _run([uv, "venv", "--quiet", "--relocatable", "--no-python-downloads", f"--python={python}", str(path)])
+    else:
+        _run([python, "-m", "venv", str(path)])
     interpreter = str(path / "bin/python")
     with _unpacked(source.archive, path) as wheels:
         where = ["--no-index", f"--find-links={wheels}"] if wheels else []

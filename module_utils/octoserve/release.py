@@ -1,0 +1,125 @@
+"""Releases: a stack's variant installed on a host in a folder of its own, patched, never changed once complete."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import atomic, patches, venv
+
+RECORD = "release.json"
+
+
+class ReleaseError(RuntimeError):
+    """A release cannot be made, or is no longer what it was; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a release is made from. Paths are on the host."""
+
+    name: str
+    path: Path
+    python: str
+    stack: Path
+    source: venv.Source
+    imports: tuple[str, ...]
+    uv: str
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """What is recorded of a complete release, {} where the folder is none.
+
+    Raises ReleaseError where the record cannot be read.
+    """
+    try:
+        text = (path / RECORD).read_text()
+    except FileNotFoundError:
+        return {}
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise ReleaseError(f"{path / RECORD} is damaged ({error}); remove {path} and run again") from error
+    if not isinstance(record, dict):
+        raise ReleaseError(f"{path / RECORD} is damaged; remove {path} and run again")
+    return record
+
+
+def make(recipe: Recipe, phase: Callable[[str], None]) -> dict[str, Any]:
+    """Install, patch, compile and try a release beside its place, then put it there. Returns its record.
+
+    `phase` is told each step. Raises ReleaseError, VenvError or PatchError; what was made so far is removed at the
+    next attempt.
+    """
+    partial = recipe.path.with_name(f".{recipe.path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    phase("install packages")
+    venv.create(partial, recipe.python, recipe.source, recipe.uv)
+    python = partial / "bin/python"
+    phase("apply patches")
+    shutil.copytree(recipe.stack, partial / "stack")
+    series = patches.load_series(partial / "stack", str(python))
+    site_packages = patches.site_packages_of(str(python))
+    patches.check_versions(series, site_packages)
+    patches.write(patches.plan(series, site_packages), site_packages)
+    phase("compile byte-code")
+    _compile(python, site_packages, partial, recipe.path)
+    phase("try the imports")
+    versions = _try_imports(python, recipe.imports)
+    record = {
+        "release": recipe.name,
+        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "lock": hashlib.sha256(recipe.source.lock.read_bytes()).hexdigest(),
+        "versions": versions,
+        "patches": [patch.file for patch in series.patches],
+        "files": patches.final_hashes(series),
+    }
+    atomic.write_text(partial / RECORD, json.dumps(record, indent=1, sort_keys=True) + "\n")
+    phase("put in place")
+    shutil.rmtree(recipe.path, ignore_errors=True)  # an incomplete folder, or the caller would not have come here
+    partial.rename(recipe.path)
+    return record
+
+
+def _compile(python: Path, site_packages: Path, partial: Path, final: Path) -> None:
+    """Compile all modules now: the service's user may not write here, and would compile at every start."""
+    command = [
+        str(python),
+        "-m",
+        "compileall",
+        "-q",
+        "-j",
+        "0",
+        "-s",
+        str(partial),
+        "-p",
+        str(final),
+        str(site_packages),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Some packages ship files for other Pythons on purpose; a module that is needed fails at its import.
+    if done.returncode not in (0, 1):
+        raise ReleaseError(f"compileall ended with {done.returncode}: {done.stderr.strip()[-1000:]}")
+
+
+def _try_imports(python: Path, imports: tuple[str, ...]) -> dict[str, str]:
+    """Import each module in one fresh process; returns their versions."""
+    code = (
+        "import importlib, json, sys\n"
+        "found = {}\n"
+        "for name in sys.argv[1:]:\n"
+        "    found[name] = str(getattr(importlib.import_module(name), '__version__', ''))\n"
+        "print(json.dumps(found))\n"
+    )
+    done = subprocess.run([str(python), "-c", code, *imports], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ReleaseError(f"importing {', '.join(imports)} failed: {done.stderr.strip()[-1500:]}")
+    versions: dict[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
+    return versions
