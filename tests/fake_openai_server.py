@@ -74,6 +74,8 @@ class FakeOpenAiServer:
         self.models = models
         self.requests: list[Body] = []
         self.headers: list[dict[str, str]] = []
+        # Of each stream: when its request was read, then when each event with a token was sent (monotonic, s).
+        self.sent: list[list[float]] = []
         self._server = QuietServer(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
 
@@ -137,6 +139,8 @@ class FakeOpenAiServer:
 
             def _stream(self, reply: Reply) -> None:
                 started = time.monotonic()
+                sent = [started]
+                fake.sent.append(sent)
                 self.send_response(200)
                 self.send_header("Content-Type", "text/event-stream")
                 self.send_header("Transfer-Encoding", "chunked")
@@ -158,8 +162,10 @@ class FakeOpenAiServer:
                         self._event({"error": {"message": "engine died", "code": 500}})
                     if reply.comments:
                         self._raw(b": keep-alive\r\n\r\n")
+                    sent.append(time.monotonic())
                     self._event({"choices": [{"delta": {"content": "".join(tokens[first:last])}}]})
                 wait_until(started + reply.ttft_s + reply.token_s * len(tokens))  # the end token
+                sent.append(time.monotonic())
                 self._event({"choices": [{"delta": {}, "finish_reason": reply.finish_reason}]})
                 if reply.send_usage:
                     self._event({"choices": [], "usage": reply.usage})
