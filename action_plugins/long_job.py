@@ -35,6 +35,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         started = time.monotonic()
         timeout = float(arguments.get("timeout") or DEFAULT_TIMEOUT) + GRACE
         lost, shown = 0, ""
+        diff = None
         while True:
             elapsed = time.monotonic() - started
             if elapsed > timeout:
@@ -55,9 +56,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
                 time.sleep(RECONNECT_SECONDS)
                 continue
             lost = 0
+            # Only the first call sees how things were before.
+            diff = diff or answer.get("diff")
             if answer.get("failed") or answer.get("skipped") or answer.get("finished", True):
                 answer.pop("job_run", None)
-                return {**result, **answer}
+                return {**result, **({"diff": diff} if diff else {}), **answer}
             arguments["_job_run"] = answer["job_run"]
             text = str(answer["progress"]["text"])
             if text != shown:

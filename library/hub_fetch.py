@@ -60,6 +60,11 @@ options:
   proxy:
     description: Proxy for http and https; C(http_proxy) and the like in the task's environment count otherwise.
     type: str
+  skip:
+    description: Names of files that are not needed now, such as splits that have been merged.
+    type: list
+    elements: str
+    default: []
   link:
     description: Make hard links to files in a folder of the same file system instead of copies.
     type: bool
@@ -164,6 +169,7 @@ def main() -> None:
             "sources": {"type": "list", "elements": "dict", "required": True, "options": SOURCE},
             "token": {"type": "str", "no_log": True},
             "proxy": {"type": "str"},
+            "skip": {"type": "list", "elements": "str", "default": []},
             "link": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 86400},
             **ARGUMENTS,
@@ -178,9 +184,9 @@ def main() -> None:
 
 def run(module: AnsibleModule) -> None:
     """Do what main says; a fault is a FetchError or JobError."""
-    folder, wanted = Path(module.params["dest"]), wanted_files(module.params["sources"])
-    if module.params["_job_run"] is None:
-        first_look(module, folder, wanted)
+    folder = Path(module.params["dest"])
+    wanted = tuple(item for item in wanted_files(module.params["sources"]) if item.name not in module.params["skip"])
+    before = {} if module.params["_job_run"] else first_look(module, folder, wanted)
     job = Job(
         f"fetch-{module.params['name']}",
         "fetch_worker",
@@ -192,12 +198,12 @@ def run(module: AnsibleModule) -> None:
     if outcome.error:
         module.fail_json(msg=outcome.error, **outcome.reply())
     if not outcome.finished:
-        module.exit_json(changed=False, **outcome.reply())
-    module.exit_json(changed=True, **outcome.reply(), **outcome.result)
+        module.exit_json(changed=False, **outcome.reply(), **before)
+    module.exit_json(changed=True, **outcome.reply(), **outcome.result, **before)
 
 
-def first_look(module: AnsibleModule, folder: Path, wanted: tuple[Wanted, ...]) -> None:
-    """End the module where nothing is to be done, or nothing may be, or cannot."""
+def first_look(module: AnsibleModule, folder: Path, wanted: tuple[Wanted, ...]) -> dict[str, Any]:
+    """End the module where nothing is to be done, or nothing may be, or cannot; else return the diff."""
     now = plan(folder, wanted)
     if not module.params["link"]:
         check_space(folder, now.bytes_to_fetch)
@@ -217,6 +223,7 @@ def first_look(module: AnsibleModule, folder: Path, wanted: tuple[Wanted, ...]) 
             msg=message(now),
             diff=diff(now),
         )
+    return {"diff": diff(now)}
 
 
 def message(now: Plan) -> str:

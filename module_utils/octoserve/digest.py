@@ -13,7 +13,8 @@ from typing import Union
 
 #: Large enough that calls cost nothing, small enough to stay in the cache of the processor.
 BLOCK = 1 << 20
-_QUEUED = 8
+#: So many blocks may wait to be hashed.
+QUEUED = 8
 Buffer = Union[bytes, bytearray, memoryview]
 
 
@@ -23,7 +24,7 @@ class Hasher:
     def __init__(self) -> None:
         """Start with the digest of nothing."""
         self._hash = hashlib.sha256()
-        self._queue: queue.Queue[Buffer | None] = queue.Queue(_QUEUED)
+        self._queue: queue.Queue[Buffer | None] = queue.Queue(QUEUED)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

@@ -129,6 +129,8 @@ class Gguf:
     tensors: tuple[Tensor, ...]
     alignment: int
     data_offset: int
+    #: Where each metadata pair lies in the file, start and end.
+    pairs: dict[str, tuple[int, int]]
 
     @property
     def architecture(self) -> str | None:
@@ -144,8 +146,12 @@ def read(path: Path | str) -> Gguf:
     """
     path = Path(path)
     with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        return _Reader(path, file, size).read()
+        return read_header(file, os.fstat(file.fileno()).st_size, path)
+
+
+def read_header(file: BinaryIO, size: int, path: Path) -> Gguf:
+    """Read and check a header from a stream, as the start of a file of `size` bytes; `path` is for messages."""
+    return _Reader(path, file, size).read()
 
 
 class _Reader:
@@ -159,26 +165,26 @@ class _Reader:
     def read(self) -> Gguf:
         version, tensor_count, pair_count = self._preamble()
         metadata: dict[str, Value] = {}
+        pairs: dict[str, tuple[int, int]] = {}
         for number in range(pair_count):
+            start = self.at
             key = self._name(f"metadata key {number}")
             if not key or key in metadata:
-                raise self._error(
-                    f"metadata key {number} ({key!r}) is empty or there twice; the file is damaged"
-                )
+                raise self._error(f"metadata key {number} ({key!r}) is empty or there twice; the file is damaged")
             metadata[key] = self._value(key)
+            pairs[key] = start, self.at
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if isinstance(alignment, (Array, str, float)) or alignment <= 0 or alignment & (alignment - 1):
-            raise self._error(
-                f"general.alignment is {alignment!r}, wanted a power of two; the file is damaged"
-            )
+            raise self._error(f"general.alignment is {alignment!r}, wanted a power of two; the file is damaged")
         infos = [self._tensor_info(number) for number in range(tensor_count)]
         data_offset = _pad(self.at, alignment)
         tensors = self._place(infos, data_offset, alignment)
-        return Gguf(self.path, self.size, version, metadata, tensors, alignment, data_offset)
+        return Gguf(self.path, self.size, version, metadata, tensors, alignment, data_offset, pairs)
 
     def _preamble(self) -> tuple[int, int, int]:
         """Return version, number of tensors, number of metadata pairs."""
-        start = self._peek(min(self.size, 1024))
+        self.buffer += self.file.read(1 << 20)
+        start = bytes(self.buffer[:1024])
         if start.startswith(_LFS):
             stands_for = _LFS_SIZE.search(start)
             what = f"{int(stands_for[1])} bytes" if stands_for else "the real file"
@@ -195,9 +201,7 @@ class _Reader:
         if version & 0xFFFF == 0:
             raise self._error("is a big-endian GGUF file, wanted little-endian; convert it or fetch another")
         if version not in VERSIONS:
-            raise self._error(
-                f"has GGUF version {version}, wanted 2 or 3; convert it with a current llama.cpp"
-            )
+            raise self._error(f"has GGUF version {version}, wanted 2 or 3; convert it with a current llama.cpp")
         # The least bytes that one tensor (name, dimensions, type, offset) or one pair can take.
         tensors = self._count("number of tensors", 24)
         return version, tensors, self._count("number of metadata pairs", 13)
@@ -236,9 +240,7 @@ class _Reader:
         try:
             return _SCALARS[kind]
         except KeyError:
-            raise self._error(
-                f"metadata {key} has value type {kind}, wanted 0 to 12; the file is damaged"
-            ) from None
+            raise self._error(f"metadata {key} has value type {kind}, wanted 0 to 12; the file is damaged") from None
 
     def _scalar(self, kind: int, key: str) -> bool | int | float:
         _, code = self._scalar_type(kind, key)
@@ -272,16 +274,12 @@ class _Reader:
             kind, block, block_bytes = GGML_TYPES[number]
             row = ne[0] if ne else 1
             if row % block:
-                raise self._error(
-                    f"tensor {name} has rows of {row} elements, wanted a multiple of {block} ({kind})"
-                )
+                raise self._error(f"tensor {name} has rows of {row} elements, wanted a multiple of {block} ({kind})")
             nbytes = row // block * block_bytes
             for extent in ne[1:]:
                 nbytes *= extent
             if offset != wanted:
-                raise self._error(
-                    f"tensor {name} starts at {offset} in the data, wanted {wanted}; the file is damaged"
-                )
+                raise self._error(f"tensor {name} starts at {offset} in the data, wanted {wanted}; the file is damaged")
             end = data_offset + offset + nbytes
             if end > self.size:
                 raise self._truncated(end, f"tensor {name}")
@@ -336,10 +334,6 @@ class _Reader:
         self.at = end
         return data
 
-    def _peek(self, count: int) -> bytes:
-        self._fill(count, "start")
-        return bytes(self.buffer[:count])
-
     def _fill(self, end: int, what: str) -> None:
         """Have the buffer reach to `end`, a position in the file."""
         if end <= len(self.buffer):
@@ -347,9 +341,7 @@ class _Reader:
         if end > self.size:
             raise self._truncated(end, what)
         if end > MAX_HEADER:
-            raise self._error(
-                f"{what} would end at byte {end}, wanted a header of at most {MAX_HEADER} bytes"
-            )
+            raise self._error(f"{what} would end at byte {end}, wanted a header of at most {MAX_HEADER} bytes")
         self.buffer += self.file.read(max(end - len(self.buffer), len(self.buffer), 1 << 20))
         if end > len(self.buffer):
             raise self._truncated(end, what)

@@ -73,6 +73,11 @@ class Receipt:
         sync_folder(self.folder)
 
 
+def receipt_name(path: Path, folder: Path) -> str:
+    """Return the name of a file in the receipt of a folder: relative if it lies there, else absolute."""
+    return path.name if path.parent == folder else str(path)
+
+
 def _entry(value: Any) -> Entry | None:
     try:
         return Entry(**value)
