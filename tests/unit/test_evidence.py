@@ -176,6 +176,7 @@ def test_a_rollback_is_no_pass_and_a_gate_stays_failed() -> None:
     found = evidence.summarize(a_run(PREFLIGHT, wrong, broke, back, COHERENT, FAST))
     assert (found["ok"], found["rolled_back"], found["failed_phase"]) == (False, True, "coherence")
     assert found["coherence"]["passed"] == 0
+    assert evidence.summarize(a_run(COHERENT, FAST, back))["ok"] is False
 
 
 def test_secrets_are_blackened_by_name_by_value_and_by_look() -> None:

@@ -161,6 +161,11 @@ def test_after_three_starts_a_slowdown_is_seen_and_its_smallest_size_told() -> N
     assert not baseline.compare(history, "now", edge + 1e-6)["regression"]
 
 
+def test_the_alarm_is_where_the_formula_puts_it() -> None:
+    found = baseline.compare(starts(57.0, 57.2, 56.8), "now", 57.0)
+    assert found["alarm_below"] == pytest.approx(57.0 - 6.9646 * 0.2 * (4 / 3) ** 0.5, abs=1e-4)
+
+
 def test_a_start_is_not_compared_with_itself() -> None:
     assert baseline.compare(starts(57.0, 57.0, 57.0), "s1", 57.0)["starts"] == 2
 
