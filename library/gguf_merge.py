@@ -98,6 +98,10 @@ needs_splits:
   description: Whether the splits must be on the host before the module can do its work.
   returned: in check mode, and when nothing was to be done
   type: bool
+needs_room:
+  description: Whether the module will write the merged file, for which there must be room.
+  returned: in check mode, and when nothing was to be done
+  type: bool
 finished:
   description: Whether the job has ended.
   returned: always
@@ -187,24 +191,24 @@ class Merge:
         """End the module where no job is needed, or none may run, or none can; else return the diff."""
         entry = self.receipt.valid(receipt_name(self.output, self.receipt.folder))
         current = is_current(entry, self.made_from, self.sha256)
-        needs_splits = not current and not (self.sha256 and self.output.exists())
+        adopt = self.output.exists() and not entry
+        needs_splits = not current and not (self.sha256 and adopt)
         diff = self.diff(entry, current)
         if current and entry:
             self.finish_current(entry, diff)
-        if needs_splits and all(path.exists() for path in self.splits):
-            self.check_splits(adopt=self.output.exists() and not entry)
         if self.module.check_mode:
-            verb = "verify and adopt" if self.output.exists() and not entry else "merge the splits into"
+            verb = "verify and adopt" if adopt else "merge the splits into"
             self.module.exit_json(
                 changed=True,
                 finished=True,
                 path=str(self.output),
                 needs_splits=needs_splits,
+                needs_room=not adopt,
                 msg=f"would {verb} {self.output}",
                 diff=diff,
             )
         if needs_splits:
-            read_set(list(self.splits))
+            self.check_splits(adopt)
         return {"diff": diff}
 
     def finish_current(self, entry: Entry, diff: dict[str, str]) -> None:
@@ -219,16 +223,17 @@ class Merge:
             size=entry.size,
             sha256=entry.sha256,
             needs_splits=False,
+            needs_room=False,
             diff=diff,
         )
 
     def check_splits(self, adopt: bool) -> None:
         """Find in a second what would end the job after minutes."""
-        layout = expected_layout(read_set(list(self.splits)))
+        parts = read_set(list(self.splits))
         if adopt:
             return
-        self.check_room(layout.size)
-        if not os.access(self.module.params["tool"], os.X_OK) and not self.module.check_mode:
+        self.check_room(expected_layout(parts).size)
+        if not os.access(self.module.params["tool"], os.X_OK):
             self.module.fail_json(msg=f"{self.module.params['tool']}: is no program that can be run; build it first")
 
     def check_room(self, size: int) -> None:

@@ -65,6 +65,13 @@ options:
     type: list
     elements: str
     default: []
+  merge_later:
+    description:
+      - Names of files that will be merged into one file beside them. There must be room for their bytes once more, or
+        nothing is fetched.
+    type: list
+    elements: str
+    default: []
   link:
     description: Make hard links to files in a folder of the same file system instead of copies.
     type: bool
@@ -139,6 +146,7 @@ from ansible.module_utils.octoserve.fetch import (
     Wanted,
     check_space,
     plan,
+    room_for_merge,
     to_spec,
     verified,
     wanted_files,
@@ -170,6 +178,7 @@ def main() -> None:
             "token": {"type": "str", "no_log": True},
             "proxy": {"type": "str"},
             "skip": {"type": "list", "elements": "str", "default": []},
+            "merge_later": {"type": "list", "elements": "str", "default": []},
             "link": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 86400},
             **ARGUMENTS,
@@ -190,7 +199,12 @@ def run(module: AnsibleModule) -> None:
     job = Job(
         f"fetch-{module.params['name']}",
         "fetch_worker",
-        {"folder": str(folder), "files": to_spec(wanted), "link": module.params["link"]},
+        {
+            "folder": str(folder),
+            "files": to_spec(wanted),
+            "link": module.params["link"],
+            "merge_later": module.params["merge_later"],
+        },
         {"token": module.params["token"], "environment": environment(module.params["proxy"])},
         timeout=module.params["timeout"],
     )
@@ -205,8 +219,8 @@ def run(module: AnsibleModule) -> None:
 def first_look(module: AnsibleModule, folder: Path, wanted: tuple[Wanted, ...]) -> dict[str, Any]:
     """End the module where nothing is to be done, or nothing may be, or cannot; else return the diff."""
     now = plan(folder, wanted)
-    if not module.params["link"]:
-        check_space(folder, now.bytes_to_fetch)
+    merged = room_for_merge(folder, wanted, module.params["merge_later"])
+    check_space(folder, merged + (0 if module.params["link"] else now.bytes_to_fetch))
     files = verified(Receipt(folder), wanted)
     if now.complete and not now.leftovers:
         module.exit_json(

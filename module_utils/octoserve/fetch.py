@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -145,8 +145,13 @@ def check_space(folder: Path, needed: int, free: int | None = None) -> None:
     if needed + RESERVE > free:
         raise FetchError(
             f"{folder}: {free / 1e9:.2f} GB free, wanted {(needed + RESERVE) / 1e9:.2f} GB; "
-            "free space or choose another folder"
+            "free space or choose another folder (and merging takes the size of the model once more)"
         )
+
+
+def room_for_merge(folder: Path, wanted: Iterable[Wanted], names: Collection[str]) -> int:
+    """Return the bytes of the named files, as far as they are known, which a merge beside them takes once more."""
+    return sum(max(0, item.size or file_size(folder / item.name)) for item in wanted if item.name in names)
 
 
 def free_bytes(folder: Path) -> int:

@@ -1,6 +1,6 @@
 """The job that fills a folder with verified files; see fetch.py for what it is to do with which file.
 
-Spec: {folder, files: fetch.to_spec(), link, backoff}. Secrets: {token, environment}.
+Spec: {folder, files: fetch.to_spec(), link, merge_later: [name], backoff}. Secrets: {token, environment}.
 Result: {files: [{name, size, sha256}], fetched, adopted, bytes_fetched}.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .digest import BLOCK, Hasher, sha256_file
-from .fetch import BAD, PART, FetchError, Wanted, check_space, file_size, from_spec, plan, verified
+from .fetch import BAD, PART, FetchError, Wanted, check_space, file_size, from_spec, plan, room_for_merge, verified
 from .job import Progress, WorkerError, main
 from .receipt import Receipt, sync_folder
 
@@ -29,7 +29,7 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 def work(spec: dict[str, Any], secrets: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Run the job."""
     os.environ.update(secrets.get("environment") or {})
-    fetch = _Fetch(Path(spec["folder"]), bool(spec.get("link")), float(spec.get("backoff", 1.0)), progress)
+    fetch = _Fetch(spec, progress)
     try:
         return fetch.run(from_spec(spec["files"]), secrets.get("token"))
     except FetchError as error:
@@ -41,10 +41,12 @@ def work(spec: dict[str, Any], secrets: dict[str, Any], progress: Progress) -> d
 
 
 class _Fetch:
-    def __init__(self, folder: Path, link: bool, backoff: float, progress: Progress) -> None:
-        self.folder, self.link, self.backoff, self.progress = folder, link, backoff, progress
-        folder.mkdir(parents=True, exist_ok=True)
-        self.receipt = Receipt(folder)
+    def __init__(self, spec: dict[str, Any], progress: Progress) -> None:
+        self.folder, self.progress = Path(spec["folder"]), progress
+        self.link, self.backoff = bool(spec.get("link")), float(spec.get("backoff", 1.0))
+        self.merge_later = frozenset(spec.get("merge_later") or ())
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.receipt = Receipt(self.folder)
         self.total = self.done = 0
 
     def run(self, wanted: tuple[Wanted, ...], token: str | None) -> dict[str, Any]:
@@ -55,7 +57,7 @@ class _Fetch:
         missing = tuple(self._resolve(hub, item) for item in now.missing) + foreign
         kept = tuple(item for item in missing if self._take_kept(item))
         missing = tuple(item for item in missing if item not in kept)
-        self._check_space(missing)
+        self._check_space(missing, (*now.present, *adopted, *kept))
         self.total = sum(item.size or 0 for item in missing)
         for item in missing:
             if item.local:
@@ -142,8 +144,8 @@ class _Fetch:
         self.receipt.forget(name)
         return True
 
-    def _check_space(self, items: tuple[Wanted, ...]) -> None:
-        needed = 0
+    def _check_space(self, items: tuple[Wanted, ...], there: tuple[Wanted, ...]) -> None:
+        needed = room_for_merge(self.folder, (*items, *there), self.merge_later)
         for item in items:
             if not (item.local and self.link):
                 needed += max(0, (item.size or 0) - max(0, file_size(self._part(item))))

@@ -29,9 +29,7 @@ def split_paths(path: Path) -> list[Path]:
     if not match:
         return [path]
     count = int(match["count"])
-    return [
-        path.with_name(f"{match['prefix']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)
-    ]
+    return [path.with_name(f"{match['prefix']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
 
 
 def read_set(paths: Sequence[Path]) -> tuple[Gguf, ...]:
@@ -123,9 +121,7 @@ def _check_dimensions(parts: Sequence[Gguf]) -> None:
         for tensor in part.tensors:
             match = _BLOCK.match(tensor.name)
             if match and blocks and int(match[1]) >= blocks:
-                raise GgufError(
-                    f"{part.path}: holds {tensor.name}, but {first.path.name} has {blocks} blocks"
-                )
+                raise GgufError(f"{part.path}: holds {tensor.name}, but {first.path.name} has {blocks} blocks")
             if tensor.name.endswith("attn_norm.weight") and width and tensor.ne != (width,):
                 raise GgufError(
                     f"{part.path}: {tensor.name} has the dimensions {list(tensor.ne)}, wanted [{width}] as "
@@ -151,12 +147,8 @@ def facts(parts: Sequence[Gguf]) -> dict[str, Any]:
         "parameters": sum(_elements(tensor.ne) for part in parts for tensor in part.tensors),
         "types": types,
         "splits": split_count(first),
-        "files": [
-            {"path": str(part.path), "size": part.size, "tensors": len(part.tensors)} for part in parts
-        ],
-        "metadata": {
-            key: _fact(value) for key, value in sorted(first.metadata.items()) if key not in _SPLIT_KEYS
-        },
+        "files": [{"path": str(part.path), "size": part.size, "tensors": len(part.tensors)} for part in parts],
+        "metadata": {key: _fact(value) for key, value in sorted(first.metadata.items()) if key not in _SPLIT_KEYS},
     }
 
 

@@ -71,9 +71,7 @@ def _value(typed: Typed) -> bytes:
     return head + b"".join(_plain(typed.element, item) for item in typed.value)
 
 
-def header(
-    metadata: dict[str, Typed], tensors: dict[str, Data], version: int = 3, alignment: int = ALIGNMENT
-) -> bytes:
+def header(metadata: dict[str, Typed], tensors: dict[str, Data], version: int = 3, alignment: int = ALIGNMENT) -> bytes:
     """Return the file up to where tensor data begins."""
     out = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
     for key, typed in metadata.items():
@@ -86,17 +84,13 @@ def header(
     return out + bytes(-len(out) % alignment)
 
 
-def gguf(
-    metadata: dict[str, Typed], tensors: dict[str, Data], version: int = 3, alignment: int = ALIGNMENT
-) -> bytes:
+def gguf(metadata: dict[str, Typed], tensors: dict[str, Data], version: int = 3, alignment: int = ALIGNMENT) -> bytes:
     """Return a whole file."""
     body = b"".join(tensor.data + bytes(-len(tensor.data) % alignment) for tensor in tensors.values())
     return header(metadata, tensors, version, alignment) + body
 
 
-def split_set(
-    folder: Path, prefix: str, parts: Sequence[dict[str, Data]], metadata: dict[str, Typed]
-) -> list[Path]:
+def split_set(folder: Path, prefix: str, parts: Sequence[dict[str, Data]], metadata: dict[str, Typed]) -> list[Path]:
     """Write splits as llama-gguf-split does: all metadata in the first, split.* in each."""
     folder.mkdir(parents=True, exist_ok=True)
     total = sum(len(part) for part in parts)
@@ -119,9 +113,7 @@ def tiny_parts(blocks: int = 3, width: int = 4, seed: float = 0.0) -> list[dict[
     return [
         {
             f"blk.{block}.attn_norm.weight": f32(*(seed + block + i for i in range(width))),
-            f"blk.{block}.ffn_down.weight": Data(
-                (32, 3), 8, bytes((7 * block + i) % 256 for i in range(102))
-            ),
+            f"blk.{block}.ffn_down.weight": Data((32, 3), 8, bytes((7 * block + i) % 256 for i in range(102))),
         }
         for block in range(blocks)
     ]

@@ -37,8 +37,8 @@ class Fetcher:
         files = [{"path": f"sub/{NAME}", "size": size, "sha256": digest}]
         return wanted_files([{"url": base, "files": files}])[0]
 
-    def run(self, *wanted: Wanted, token: str | None = None, link: bool = False) -> dict[str, Any]:
-        spec = {"folder": str(self.folder), "files": fetch.to_spec(wanted), "link": link, "backoff": 0.0}
+    def run(self, *wanted: Wanted, token: str | None = None, **more: Any) -> dict[str, Any]:
+        spec = {"folder": str(self.folder), "files": fetch.to_spec(wanted), "backoff": 0.0, **more}
         return fetch_worker.work(spec, {"token": token}, self.progress)
 
     def path(self, suffix: str = "") -> Path:
@@ -382,6 +382,21 @@ def test_too_little_space_ends_before_the_first_byte(fetcher: Fetcher, hub: Serv
     with pytest.raises(WorkerError, match=r"0\.00 GB free, wanted 0\.07 GB"):
         fetcher.run(fetcher.wanted(base(hub)))
     assert not hub.gets()
+
+
+def test_room_for_a_later_merge_is_asked_for_before_the_first_byte(
+    fetcher: Fetcher, hub: Server, monkeypatch: Any
+) -> None:
+    """Sizes that no profile knows come from the hub; a download that cannot be merged is not begun."""
+    item = fetcher.wanted(base(hub), None, None)
+    monkeypatch.setattr(fetch, "free_bytes", lambda folder: fetch.RESERVE + len(CONTENT) * 2 - 1)
+    with pytest.raises(WorkerError, match="merging takes the size of the model once more"):
+        fetcher.run(item, merge_later=[NAME])
+    assert not hub.gets()
+    fetcher.run(item)
+    with pytest.raises(WorkerError, match="merging takes"):
+        monkeypatch.setattr(fetch, "free_bytes", lambda folder: fetch.RESERVE + len(CONTENT) - 1)
+        fetcher.run(item, merge_later=[NAME])
 
 
 def test_space_check_counts_the_reserve(tmp_path: Path) -> None:

@@ -29,9 +29,7 @@ from hypothesis import strategies as st
 from octoserve.gguf import GGML_TYPES, Array, Gguf, GgufError, read
 from octoserve.splits import facts, read_set, split_paths
 
-PROPERTY = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+PROPERTY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def written(tmp_path: Path, content: bytes) -> Path:
@@ -63,10 +61,7 @@ _values: dict[int, st.SearchStrategy[Any]] = {
 }
 _typed = st.one_of(
     [st.builds(Typed, st.just(kind), value) for kind, value in _values.items()]
-    + [
-        st.builds(Typed, st.just(9), st.lists(value, max_size=20), st.just(kind))
-        for kind, value in _values.items()
-    ]
+    + [st.builds(Typed, st.just(9), st.lists(value, max_size=20), st.just(kind)) for kind, value in _values.items()]
 )
 
 
@@ -168,9 +163,7 @@ def test_every_truncation_is_found(tmp_path: Path, data: st.DataObject) -> None:
 
 def test_truncation_states_found_and_wanted_bytes(tmp_path: Path) -> None:
     content = small()
-    with pytest.raises(
-        GgufError, match=rf"has {len(content) - 40} bytes, wanted at least {len(content) - 26} "
-    ):
+    with pytest.raises(GgufError, match=rf"has {len(content) - 40} bytes, wanted at least {len(content) - 26} "):
         read(written(tmp_path, content[:-40]))
 
 
@@ -282,13 +275,9 @@ def test_splits_swapped_among_themselves_are_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        pytest.param(
-            (tiny_parts(3, 8), tiny_metadata(3, 8)), r"has the dimensions \[8\], wanted \[4\]", id="width"
-        ),
+        pytest.param((tiny_parts(3, 8), tiny_metadata(3, 8)), r"has the dimensions \[8\], wanted \[4\]", id="width"),
         pytest.param((list(reversed(tiny_parts())), tiny_metadata()), None, id="same-middle"),
-        pytest.param(
-            (tiny_parts()[::-1][1:] + tiny_parts()[2:], tiny_metadata()), "holds already", id="names"
-        ),
+        pytest.param((tiny_parts()[::-1][1:] + tiny_parts()[2:], tiny_metadata()), "holds already", id="names"),
         pytest.param(
             ([*tiny_parts()[:1], {**tiny_parts()[1], "extra": f32(1)}, *tiny_parts()[2:]], tiny_metadata()),
             "split.tensors.count is 7, wanted 6",

@@ -1,0 +1,53 @@
+"""Filter: which files of a model's sources are its GGUF."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "module_utils"))
+
+from octoserve.fetch import FetchError, wanted_files
+from octoserve.splits import SPLIT_NAME
+
+
+def gguf_splits(sources: Sequence[Mapping[str, Any]], folder: str) -> dict[str, Any]:
+    """Return {prefix, names, splits: [{path, sha256}]} of the one GGUF model among the files, its splits in order.
+
+    `path` is where a file lies once it is fetched into the folder.
+
+    Raises AnsibleFilterError where there is none, more than one, or where a split is not listed.
+    """
+    try:
+        files = [item for item in wanted_files(sources) if item.name.endswith(".gguf")]
+    except (FetchError, KeyError, TypeError) as error:
+        raise AnsibleFilterError(f"the model's sources are not usable: {error}") from error
+    matches = {item.name: SPLIT_NAME.match(item.name) for item in files}
+    prefixes = {match["prefix"] if match else name[: -len(".gguf")] for name, match in matches.items()}
+    if len(prefixes) != 1:
+        raise AnsibleFilterError(
+            f"found {len(prefixes)} GGUF models in the model's sources, wanted one: {sorted(prefixes)}"
+        )
+    files.sort(key=lambda item: item.name)
+    numbers = [(int(match["number"]), int(match["count"])) for match in map(SPLIT_NAME.match, matches) if match]
+    if numbers and sorted(numbers) != [(number, len(files)) for number in range(1, len(files) + 1)]:
+        raise AnsibleFilterError(
+            f"found {len(files)} splits in the model's sources, wanted all of them: {[item.name for item in files]}"
+        )
+    return {
+        "prefix": prefixes.pop(),
+        "names": [item.name for item in files],
+        "splits": [{"path": f"{folder}/{item.name}", "sha256": item.sha256} for item in files],
+    }
+
+
+class FilterModule:
+    """Filters of this file."""
+
+    def filters(self) -> dict[str, Any]:
+        """Return them by name."""
+        return {"gguf_splits": gguf_splits}
