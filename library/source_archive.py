@@ -1,0 +1,102 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible face of octoserve.source."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: source_archive
+short_description: Fetch a source tree once, as a verified archive
+description:
+  - Brings a source tree into a folder on the controller and keeps it between runs, so that a host without network can
+    build from it.
+options:
+  kind:
+    description: Where the source comes from.
+    type: str
+    choices: [sdist, archive, git]
+    required: true
+  url:
+    description: Project name in the package index (sdist), https URL or path (archive), or repository (git).
+    type: str
+    required: true
+  version:
+    description: Version of the project (sdist), a label (archive), or a tag or full commit (git).
+    type: str
+    required: true
+  sha256:
+    description: SHA-256 of the archive; not asked of git.
+    type: str
+    default: ""
+  path:
+    description: Folder that keeps the archives.
+    type: path
+    required: true
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: none
+author:
+  - The Octoserve authors
+"""
+
+EXAMPLES = r"""
+- name: Bring llama.cpp
+  source_archive:
+    kind: git
+    url: https://github.com/ggml-org/llama.cpp
+    version: 0c1e57098
+    path: .cache/sources
+  delegate_to: localhost
+"""
+
+RETURN = r"""
+archive:
+  description: Path of the archive on the controller.
+  returned: always
+  type: str
+file_name:
+  description: Its name.
+  returned: always
+  type: str
+  sample: source-0123456789abcdef.tar.gz
+sha256:
+  description: SHA-256 of the archive, empty where check mode did not fetch it.
+  returned: always
+  type: str
+"""
+
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.octoserve import source
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "kind": {"type": "str", "choices": list(source.KINDS), "required": True},
+            "url": {"type": "str", "required": True},
+            "version": {"type": "str", "required": True},
+            "sha256": {"type": "str", "default": ""},
+            "path": {"type": "path", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    origin = source.Origin(params["kind"], params["url"], params["version"], params["sha256"])
+    archive = origin.path(Path(params["path"]))
+    changed = not archive.exists()
+    try:
+        if changed and not module.check_mode:
+            source.fetch(origin, archive)
+        digest = source.sha256_of(archive) if archive.exists() else ""
+    except (OSError, source.SourceError) as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(changed=changed, archive=str(archive), file_name=archive.name, sha256=digest)
+
+
+if __name__ == "__main__":
+    main()
