@@ -34,6 +34,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         arguments = dict(self._task.args)
         started = time.monotonic()
         timeout = float(arguments.get("timeout") or DEFAULT_TIMEOUT) + GRACE
+        host = str((task_vars or {}).get("inventory_hostname", ""))
         lost, shown = 0, ""
         diff = None
         while True:
@@ -52,7 +53,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
                 lost += 1
                 if lost > MAX_LOST_CONNECTIONS or "_job_run" not in arguments:
                     raise
-                self._show(f"connection lost, the job runs on ({lost} of {MAX_LOST_CONNECTIONS}): {error}")
+                self._show(host, f"connection lost, the job runs on ({lost} of {MAX_LOST_CONNECTIONS}): {error}")
                 time.sleep(RECONNECT_SECONDS)
                 continue
             lost = 0
@@ -64,13 +65,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             arguments["_job_run"] = answer["job_run"]
             text = str(answer["progress"]["text"])
             if text != shown:
-                self._show(text)
+                self._show(host, text)
                 shown = text
 
-    def _show(self, text: str) -> None:
-        host = self._task_host()
-        self._display.display(f"    {host}{self._task.action}: {text}")
-
-    def _task_host(self) -> str:
-        host = self._play_context.remote_addr
-        return f"{host} " if host else ""
+    def _show(self, host: str, text: str) -> None:
+        self._display.display(f"    {host} {self._task.action}: {text}")

@@ -244,8 +244,9 @@ def message(now: Plan) -> str:
     """Say in words what would be done."""
     parts = []
     if now.missing:
-        more = f", {now.unknown} of unknown size" if now.unknown else ""
-        parts.append(f"fetch {len(now.missing)} file(s), {now.bytes_to_fetch / 1e9:.2f} GB{more}")
+        sizes = [f"{now.bytes_to_fetch / 1e9:.2f} GB"] if now.bytes_to_fetch else []
+        sizes += [f"{now.unknown} of unknown size"] if now.unknown else []
+        parts.append(", ".join([f"fetch {len(now.missing)} file(s)", *sizes]))
     if now.unverified:
         parts.append(f"verify {len(now.unverified)} file(s) that are there")
     if now.leftovers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -31,6 +32,7 @@ class Server:
     break_after: list[int] = field(default_factory=list)  # each GET of these sends so many bytes, then closes
     statuses: list[int] = field(default_factory=list)  # each GET answers so, 0: as usual
     later: bytes | None = None  # what every file is from the second GET on: a revision that moved
+    pause: float = 0.0  # seconds between two MiB, for a download that can be looked at while it runs
     requests: list[Request] = field(default_factory=list)
     sent: int = 0
 
@@ -111,8 +113,11 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.break_after:
             data = data[: hub.break_after.pop(0)]
             self.close_connection = True
-        hub.sent += len(data)
-        self.wfile.write(data)
+        for start in range(0, len(data), 1 << 20):
+            block = data[start : start + (1 << 20)]
+            hub.sent += len(block)
+            self.wfile.write(block)
+            time.sleep(hub.pause)
         return None
 
     def _end(self, status: int, headers: dict[str, str] | None = None) -> None:
