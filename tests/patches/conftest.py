@@ -1,0 +1,124 @@
+"""The stack that the numeric tests run on, patched as each test asks, and the models that it serves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import overlay
+import pytest
+import yaml
+from octoserve import patches
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SERIES = ROOT / "files/patches/vllm-0.32.0"
+CACHE = ROOT / ".cache/patched"
+#: Seconds that one interpreter may take; loading takes ten on an idle machine.
+LIMIT = 300
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CACHE_ROOT": str(CACHE / "cache/vllm"),
+    "TORCHINDUCTOR_CACHE_DIR": str(CACHE / "cache/inductor"),
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclass(frozen=True)
+class Stack:
+    """An interpreter, and what lies over its distributions."""
+
+    python: str
+    site: Path | None = None
+
+    def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a script of this folder."""
+        path = {} if self.site is None else {"PYTHONPATH": str(self.site)}
+        return subprocess.run(
+            [self.python, str(HERE / script), *arguments],
+            env={**os.environ, **ENVIRONMENT, **path, **environment},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+        )
+
+    def score(
+        self, folders: Sequence[Path], options: dict[str, Any] | None = None, **environment: str
+    ) -> dict[str, Any]:
+        """What score.py says about each model's folder."""
+        environment.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # one process loads several models
+        done = self.run("score.py", json.dumps(options or {}), *map(str, folders), **environment)
+        if done.returncode:
+            return {folder.name: {"error": f"exit {done.returncode}: {done.stderr[-2000:]}"} for folder in folders}
+        result: dict[str, Any] = json.loads(done.stdout)
+        return result
+
+
+@pytest.fixture(scope="session")
+def python() -> str:
+    """The interpreter of an installed, unpatched CPU stack."""
+    venv = os.environ.get("OCTOSERVE_STACK_VENV", "")
+    path = Path(venv) / "bin/python"
+    if not venv or not path.exists():
+        lock = SERIES / "requirements-cpu.txt"
+        pytest.fail(
+            f"found OCTOSERVE_STACK_VENV={venv!r}, wanted a virtual environment with the CPU stack; "
+            f"`make test-patches` makes one, by hand: python3.11 -m venv DIR && DIR/bin/pip install -r {lock}",
+            pytrace=False,
+        )
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def series() -> patches.Series:
+    return patches.load_series(SERIES)
+
+
+@pytest.fixture(scope="session")
+def patched(python: str, series: patches.Series) -> Stack:
+    """The stack with the whole series. Kept between runs, under a name that says what is in it."""
+    site_packages = patches.site_packages_of(python)
+    known = [path.read_bytes() for path in sorted(SERIES.glob("*")) if path.suffix in (".patch", ".yml")]
+    digest = hashlib.sha256(b"".join([*known, str(site_packages).encode()])).hexdigest()[:16]
+    target = CACHE / digest
+    if not target.exists():
+        overlay.build(target, site_packages, series)
+    faults = patches.verify(patches.final_hashes(series), target)
+    assert faults == [], f"{target} was edited; remove it"
+    return Stack(python, target)
+
+
+@pytest.fixture(scope="session")
+def models(python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folder of each random model of cases.yml."""
+    folder = tmp_path_factory.mktemp("models")
+    done = Stack(python).run("make_models.py", str(folder))
+    assert done.returncode == 0, done.stderr
+    cases = yaml.safe_load((HERE / "cases.yml").read_text(encoding="utf-8"))
+    return {name: folder / name for name in cases}
+
+
+@pytest.fixture
+def altered(
+    python: str, series: patches.Series, tmp_path: Path
+) -> Iterator[Callable[[set[str], list[overlay.Edit]], Stack]]:
+    """Makes the stack without some patches and with some texts changed."""
+    site = tmp_path / "site"
+
+    def build(left_out: set[str], edits: list[overlay.Edit]) -> Stack:
+        kept = tuple(patch for patch in series.patches if patch.file not in left_out)
+        overlay.build(site, patches.site_packages_of(python), patches.Series(kept), edits)
+        return Stack(python, site)
+
+    yield build
+    shutil.rmtree(site, ignore_errors=True)

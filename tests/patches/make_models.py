@@ -1,0 +1,88 @@
+"""Writes the models of cases.yml and what transformers says to them. Runs in the stack's interpreter.
+
+For each case: ``model*.gguf`` and ``config.json``, ``prompts.json`` (token ids) and ``reference.npz``: for each
+prompt the greedy continuation ``answer_N`` (token ids) and ``logprobs_N``, natural-log probabilities
+(prompt + answer - 1, vocabulary) of every next token.
+"""
+
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.fixtures.tiny_glm import glm_gguf, reference
+
+Kind = gguf.GGMLQuantizationType
+MIXES: dict[str, glm_gguf.TypeMix] = {
+    "ud_q4_k_xl": glm_gguf.UD_Q4_K_XL,
+    "legacy_types": (
+        (r"^token_embd", Kind.F16),
+        (r"^output\.weight", Kind.BF16),
+        (r"ffn_gate_exps", Kind.Q4_0),
+        (r"ffn_up_exps", Kind.Q5_1),
+        (r"ffn_down_exps", Kind.Q8_0),
+        (r"attn_k_b", Kind.Q5_0),
+        (r"attn_v_b", Kind.Q4_1),
+        (r"(attn_q_a|attn_output|ffn_(gate|up|down)_shexp)\.weight", Kind.Q8_0),
+        (r"(attn_q_b|attn_kv_a_mqa)\.weight", Kind.Q5_0),
+    ),
+}
+PROMPT_LENGTHS = (41, 7, 1)
+ANSWER = 6
+
+
+def make(folder: Path, case: dict[str, Any]) -> None:
+    """Write one case."""
+    folder.mkdir(parents=True)
+    options = dict(case["shape"])
+    if "indexer_layers" in options:
+        options["indexer_layers"] = tuple(options["indexer_layers"])
+    shape = glm_gguf.GlmShape(**options)
+    state = glm_gguf.write_gguf(
+        folder / "model.gguf",
+        shape,
+        seed=case["seed"],
+        mix=MIXES[case["mix"]],
+        tensors_per_split=case.get("tensors_per_split", 0),
+        order=(lambda names: names[::-1]) if case.get("order") == "reversed" else None,
+    )
+    (folder / "config.json").write_text(json.dumps(shape.config()), encoding="utf-8")
+    random = np.random.default_rng(case["seed"])
+    prompts = [[int(token) for token in random.integers(10, shape.vocabulary, size)] for size in PROMPT_LENGTHS]
+    write_reference(folder, reference.build_model(shape, state), prompts)
+
+
+def write_reference(folder: Path, model: torch.nn.Module, prompts: list[list[int]]) -> None:
+    """What transformers says to the prompts."""
+    arrays: dict[str, Any] = {}
+    for number, prompt in enumerate(prompts):
+        answer: list[int] = []
+        for _ in range(ANSWER):
+            tokens = [*prompt, *answer, 0]  # the last one only asks for the distribution before it
+            answer.append(int(reference.log_probabilities(model, tokens[:1], tokens[1:])[-1].argmax()))
+        logprobs = reference.log_probabilities(model, prompt[:1], [*prompt[1:], *answer])
+        arrays |= {f"answer_{number}": np.array(answer), f"logprobs_{number}": logprobs.numpy()}
+    (folder / "prompts.json").write_text(json.dumps(prompts), encoding="utf-8")
+    np.savez(folder / "reference.npz", **arrays)
+
+
+def main() -> None:
+    """Write every case into the folder named on the command line."""
+    out = Path(sys.argv[1])
+    cases = yaml.safe_load(Path(__file__).with_name("cases.yml").read_text(encoding="utf-8"))
+    for name, case in cases.items():
+        make(out / name, case)
+
+
+if __name__ == "__main__":
+    main()
