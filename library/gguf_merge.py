@@ -32,7 +32,9 @@ options:
         type: path
         required: true
       sha256:
-        description: Its digest. If not given, the one in the receipt of O(receipt_dir), if there is one.
+        description:
+          - Its digest, for which there must be a receipt in O(receipt_dir), as M(hub_fetch) writes it.
+          - If not given, the one in the receipt, if there is one.
         type: str
   output:
     description: Path of the merged file.
@@ -230,11 +232,21 @@ class Merge:
     def check_splits(self, adopt: bool) -> None:
         """Find in a second what would end the job after minutes."""
         parts = read_set(list(self.splits))
+        for path, wanted in self.splits.items():
+            self.check_digest(path, wanted)
         if adopt:
             return
         self.check_room(expected_layout(parts).size)
         if not os.access(self.module.params["tool"], os.X_OK):
             self.module.fail_json(msg=f"{self.module.params['tool']}: is no program that can be run; build it first")
+
+    def check_digest(self, path: Path, wanted: str | None) -> None:
+        """A split of another quantization has the same header; what its digest is, the receipt knows."""
+        entry = self.receipt.valid(receipt_name(path, self.receipt.folder))
+        if wanted and entry is None:
+            raise GgufError(f"{path}: has no valid receipt for sha256 {wanted}; let hub_fetch verify it")
+        if wanted and entry and entry.sha256 != wanted:
+            raise GgufError(f"{path}: sha256 is {entry.sha256}, wanted {wanted}; fetch it again")
 
     def check_room(self, size: int) -> None:
         """A merge needs room for the whole model once more."""

@@ -79,7 +79,8 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    monkeypatch.setattr(job, "_POLL", 0.02)
     return Host(tmp_path)
 
 
