@@ -8,7 +8,6 @@ run carries on from there.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
@@ -329,11 +328,12 @@ def _misfit(diff: unified_diff.FileDiff, text: str | None) -> str:
 
 
 def _replace(path: Path, text: str | None) -> None:
-    for leftover in [*path.parent.glob(f".{path.name}.*"), *path.parent.glob(f"__pycache__/{path.stem}.*.pyc")]:
-        leftover.unlink(missing_ok=True)  # of a killed run; byte-code of the text that goes
+    # What a killed run left (names as tempfile makes them), and the byte-code of the text that goes.
+    for stale in (f".{path.name}.{'?' * 8}", f"__pycache__/{path.stem}.*.pyc"):
+        for leftover in path.parent.glob(stale):
+            leftover.unlink(missing_ok=True)
     if text is None:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+        path.unlink(missing_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o644

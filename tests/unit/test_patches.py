@@ -100,7 +100,7 @@ def test_a_run_killed_between_two_files_is_carried_on(
 
     def dies(path: Path, text: str, mode: int = 0o644) -> None:
         if len(calls) == written:
-            (path.parent / f".{path.name}.k1ll3d").write_text(text[:3])  # what SIGKILL leaves of a write
+            (path.parent / f".{path.name}.k1ll3d__").write_text(text[:3])  # what SIGKILL leaves of a write
             raise KeyboardInterrupt
         calls.append(path)
         real(path, text, mode)
@@ -112,7 +112,7 @@ def test_a_run_killed_between_two_files_is_carried_on(
     assert texts(site) not in (patch_stack.RELEASED, patch_stack.patched())
     apply(folder, site)
     assert texts(site) == patch_stack.patched()
-    assert not list(site.rglob(".*k1ll3d"))
+    assert not list(site.rglob(".*k1ll3d__"))
 
 
 def test_a_file_that_cannot_be_written_puts_everything_back(
