@@ -87,6 +87,7 @@ def gather(lock_file: Path, archive: Path, target: Target, extra_index_urls: Seq
     wanted = pinned(lock_file.read_text())
     archive.parent.mkdir(parents=True, exist_ok=True)
     wheels = Path(tempfile.mkdtemp(prefix=f".{archive.stem}-", dir=archive.parent))
+    partial = wheels.with_name(f"{wheels.name}.tar.partial")
     try:
         _download(lock_file, wheels, target, extra_index_urls)
         found = sorted(wheels.iterdir())
@@ -96,7 +97,6 @@ def gather(lock_file: Path, archive: Path, target: Target, extra_index_urls: Seq
                 f"pip found none of the {len(wanted)} requirements of {lock_file} fit for Python {target.python} "
                 f"on {target.machine}"
             )
-        partial = wheels.with_suffix(".tar.partial")
         with tarfile.open(partial, "w") as tar:
             for wheel in found:
                 tar.add(wheel, arcname=wheel.name, filter=_anonymous)
@@ -104,7 +104,7 @@ def gather(lock_file: Path, archive: Path, target: Target, extra_index_urls: Seq
         return len(found)
     finally:
         shutil.rmtree(wheels, ignore_errors=True)
-        wheels.with_suffix(".tar.partial").unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -132,10 +132,11 @@ def _download(lock_file: Path, wheels: Path, target: Target, extra_index_urls: S
         command += [f"--extra-index-url={url}" for url in extra_index_urls]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise WheelhouseError(f"pip could not gather {lock_file}: {_last_errors(done.stderr)}")
+        raise WheelhouseError(f"pip could not gather {lock_file}: {_errors(done.stderr)}")
 
 
-def _last_errors(stderr: str) -> str:
-    lines = [line for line in stderr.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR")]
-    return " ".join((errors or lines)[-3:])
+def _errors(stderr: str) -> str:
+    """pip's words from its first error on: a wrong hash is told in the lines below it."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    first = next((number for number, line in enumerate(lines) if line.startswith("ERROR")), -3)
+    return " ".join(lines[first:])[-2000:]
