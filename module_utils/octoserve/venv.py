@@ -46,6 +46,8 @@ def make(path: Path, python: str, source: Source, uv: str | None = None) -> None
     partial = path.with_name(f".{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     create(partial, python, source, uv)
+    if not uv:
+        _rename_in_scripts(partial, path.name)
     old = path.with_name(f".{path.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
@@ -76,6 +78,14 @@ def create(path: Path, python: str, source: Source, uv: str | None = None) -> No
     (path / STAMP).write_text(digest(source.lock) + "\n")
 
 
+def _rename_in_scripts(path: Path, name: str) -> None:
+    """Give the environment's later name to its scripts, which find their interpreter by its whole path."""
+    for script in (path / "bin").iterdir():
+        content = script.read_bytes()
+        if os.fsencode(path.name) in content and not script.is_symlink():
+            script.write_bytes(content.replace(os.fsencode(path.name), os.fsencode(name)))
+
+
 @contextlib.contextmanager
 def _unpacked(archive: Path | None, path: Path) -> Iterator[Path | None]:
     """The wheels of an archive in a folder that is gone afterwards; None without an archive."""
@@ -91,6 +101,10 @@ def _unpacked(archive: Path | None, path: Path) -> Iterator[Path | None]:
                     raise VenvError(f"{archive} holds {member.name!r}: not a wheelhouse; gather it again")
                 tar.extract(member, wheels)
         yield wheels
+    except tarfile.TarError as error:
+        raise VenvError(
+            f"{archive} is damaged ({error}); remove it on the controller and here, and run again"
+        ) from error
     finally:
         shutil.rmtree(wheels, ignore_errors=True)
 
