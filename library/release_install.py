@@ -45,6 +45,11 @@ options:
     type: list
     elements: str
     default: []
+  operators:
+    description: Operators that vLLM's kernels must have registered, such as C(_C.rms_norm).
+    type: list
+    elements: str
+    default: []
   timeout:
     description: Longest time in seconds.
     type: int
@@ -101,6 +106,7 @@ def main() -> None:
             "archive": {"type": "path"},
             "extra_index_urls": {"type": "list", "elements": "str", "default": []},
             "imports": {"type": "list", "elements": "str", "default": []},
+            "operators": {"type": "list", "elements": "str", "default": []},
             "timeout": {"type": "int", "default": 3600},
             **job.ARGUMENTS,
         },
@@ -126,6 +132,7 @@ def main() -> None:
             "archive": params["archive"],
             "extra_index_urls": params["extra_index_urls"],
             "imports": params["imports"],
+            "operators": params["operators"],
             "uv": UV,
         }
         work = job.Job(f"release-{params['name']}", "release_worker", spec, timeout=params["timeout"])

@@ -65,6 +65,11 @@ imports:
   returned: always
   type: list
   elements: str
+operators:
+  description: Operators that vLLM's kernels must have registered before a release is complete.
+  returned: always
+  type: list
+  elements: str
 files:
   description: Names of the files that a host needs to make the release.
   returned: always
@@ -103,6 +108,7 @@ def main() -> None:
         requirements=str(variant.lock),
         extra_index_urls=list(variant.extra_index_urls),
         imports=list(variant.imports),
+        operators=list(variant.operators),
         files=[variant.lock.name, "series.yml", *sorted(path.name for path in folder.glob("*.patch"))],
     )
 

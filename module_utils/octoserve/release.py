@@ -32,6 +32,7 @@ class Recipe:
     source: venv.Source
     imports: tuple[str, ...]
     uv: str
+    operators: tuple[str, ...] = ()
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -40,11 +41,9 @@ def read_record(path: Path) -> dict[str, Any]:
     Raises ReleaseError where the record cannot be read.
     """
     try:
-        text = (path / RECORD).read_text()
+        record = json.loads((path / RECORD).read_text())
     except FileNotFoundError:
         return {}
-    try:
-        record = json.loads(text)
     except ValueError as error:
         raise ReleaseError(f"{path / RECORD} is damaged ({error}); remove {path} and run again") from error
     if not isinstance(record, dict):
@@ -55,9 +54,12 @@ def read_record(path: Path) -> dict[str, Any]:
 def make(recipe: Recipe, phase: Callable[[str], None]) -> dict[str, Any]:
     """Install, patch, compile and try a release beside its place, then put it there. Returns its record.
 
-    `phase` is told each step. Raises ReleaseError, VenvError or PatchError; what was made so far is removed at the
+    A complete release is left alone, for a service may run from it. `phase` is told each step. Raises ReleaseError, VenvError or PatchError; what was made so far is removed at the
     next attempt.
     """
+    complete = read_record(recipe.path)
+    if complete:
+        return complete
     partial = recipe.path.with_name(f".{recipe.path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     phase("install packages")
@@ -72,7 +74,7 @@ def make(recipe: Recipe, phase: Callable[[str], None]) -> dict[str, Any]:
     phase("compile byte-code")
     _compile(python, site_packages, partial, recipe.path)
     phase("try the imports")
-    versions = _try_imports(python, recipe.imports)
+    versions = _try_imports(python, recipe.imports, recipe.operators)
     record = {
         "release": recipe.name,
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -83,7 +85,7 @@ def make(recipe: Recipe, phase: Callable[[str], None]) -> dict[str, Any]:
     }
     atomic.write_text(partial / RECORD, json.dumps(record, indent=1, sort_keys=True) + "\n")
     phase("put in place")
-    shutil.rmtree(recipe.path, ignore_errors=True)  # an incomplete folder, or the caller would not have come here
+    shutil.rmtree(recipe.path, ignore_errors=True)  # incomplete: it has no record
     partial.rename(recipe.path)
     return record
 
@@ -109,17 +111,26 @@ def _compile(python: Path, site_packages: Path, partial: Path, final: Path) -> N
         raise ReleaseError(f"compileall ended with {done.returncode}: {done.stderr.strip()[-1000:]}")
 
 
-def _try_imports(python: Path, imports: tuple[str, ...]) -> dict[str, str]:
-    """Import each module in one fresh process; returns their versions."""
-    code = (
-        "import importlib, json, sys\n"
-        "found = {}\n"
-        "for name in sys.argv[1:]:\n"
-        "    found[name] = str(getattr(importlib.import_module(name), '__version__', ''))\n"
-        "print(json.dumps(found))\n"
-    )
-    done = subprocess.run([str(python), "-c", code, *imports], capture_output=True, text=True, check=False)
+_TRY = """
+import functools, importlib, json, sys
+imports, operators = json.loads(sys.argv[1])
+found = {name: str(getattr(importlib.import_module(name), "__version__", "")) for name in imports}
+if operators:
+    import torch
+    from vllm.platforms import current_platform
+    current_platform.import_kernels()
+    for name in operators:
+        functools.reduce(getattr, name.split("."), torch.ops)
+print(json.dumps(found))
+"""
+
+
+def _try_imports(python: Path, imports: tuple[str, ...], operators: tuple[str, ...]) -> dict[str, str]:
+    """Import each module and look for each operator in one fresh process; returns the modules' versions."""
+    command = [str(python), "-c", _TRY, json.dumps([imports, operators])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise ReleaseError(f"importing {', '.join(imports)} failed: {done.stderr.strip()[-1500:]}")
+        wanted = ", ".join([*imports, *operators])
+        raise ReleaseError(f"importing {wanted} failed: {done.stderr.strip()[-1500:]}")
     versions: dict[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
     return versions

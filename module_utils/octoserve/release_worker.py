@@ -22,6 +22,7 @@ def work(spec: dict[str, Any], _secrets: dict[str, Any], progress: job.Progress)
             tuple(spec["extra_index_urls"]),
         ),
         imports=tuple(spec["imports"]),
+        operators=tuple(spec.get("operators", ())),
         uv=spec["uv"],
     )
     try:

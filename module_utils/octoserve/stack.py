@@ -30,6 +30,9 @@ class Variant:
     extra_index_urls: tuple[str, ...]
     #: Modules that must import before a release counts as complete.
     imports: tuple[str, ...]
+    #: Operators that vLLM's kernels must have registered, such as "_C.init_cpu_memory_env": a kernel library that
+    #: does not load is only a warning to vLLM.
+    operators: tuple[str, ...] = ()
 
 
 def variant(folder: Path, document: Any, name: str) -> Variant:
@@ -40,10 +43,12 @@ def variant(folder: Path, document: Any, name: str) -> Variant:
         raise StackError(f"{where}: found name {found!r}, wanted the folder's, {folder.name!r}")
     variants = document.get("variants")
     if not isinstance(variants, dict) or name not in variants:
-        known = ", ".join(variants) if isinstance(variants, dict) else "none"
+        known = ", ".join(map(str, variants)) if isinstance(variants, dict) else "none"
         raise StackError(f"{where}: no variant {name!r}; it has: {known}")
     entry = variants[name]
-    unknown = sorted(set(entry) - {"python", "requirements", "extra_index_urls", "imports"})
+    if not isinstance(entry, dict):
+        raise StackError(f"{where}: variant {name} is {entry!r}, wanted a mapping")
+    unknown = sorted(set(entry) - {"python", "requirements", "extra_index_urls", "imports", "operators"})
     if unknown:
         raise StackError(f"{where}: variant {name} has unknown keys {unknown}")
     lock = folder / _text(entry, "requirements", where)
@@ -54,8 +59,9 @@ def variant(folder: Path, document: Any, name: str) -> Variant:
         name=name,
         python=_text(entry, "python", where),
         lock=lock,
-        extra_index_urls=tuple(entry.get("extra_index_urls") or ()),
-        imports=tuple(entry.get("imports") or ()),
+        extra_index_urls=_texts(entry, "extra_index_urls", where),
+        imports=_texts(entry, "imports", where),
+        operators=_texts(entry, "operators", where),
     )
 
 
@@ -75,3 +81,10 @@ def _text(entry: Mapping[str, Any], key: str, where: Path) -> str:
     if not isinstance(value, str) or not value:
         raise StackError(f"{where}: {key} is {value!r}, wanted text")
     return value
+
+
+def _texts(entry: Mapping[str, Any], key: str, where: Path) -> tuple[str, ...]:
+    value = entry.get(key) or []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise StackError(f"{where}: {key} is {value!r}, wanted a list of text")
+    return tuple(value)

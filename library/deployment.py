@@ -1,0 +1,130 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Ansible face of octoserve.deployment."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: deployment
+short_description: Record a deployment, or say how far one came
+description:
+  - Keeps immutable, numbered records of what was deployed, and the link C(current) to the one whose gates passed last.
+options:
+  path:
+    description: Folder of the instance's deployments.
+    type: path
+    required: true
+  state:
+    description:
+      - V(recorded) finds the record of O(content), or writes the next one.
+      - V(passed) notes that the gates of O(number) passed and makes it C(current).
+      - V(failed) notes that they did not; C(current) stays.
+      - V(latest) only looks which record is the newest.
+    type: str
+    choices: [recorded, passed, failed, latest]
+    required: true
+  content:
+    description: What is deployed - profile, release, model, unit.
+    type: dict
+  number:
+    description: Which deployment passed or failed.
+    type: int
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: full
+author:
+  - The Octoserve authors
+"""
+
+EXAMPLES = r"""
+- name: Record it
+  deployment:
+    path: /var/lib/octoserve/deployments/main
+    state: recorded
+    content: {profile: tiny_glm, release: vllm-0.32.0-cpu-0123456789}
+
+- name: Its gates passed
+  deployment:
+    path: /var/lib/octoserve/deployments/main
+    state: passed
+    number: 3
+"""
+
+RETURN = r"""
+number:
+  description: Number of the deployment; null where O(state=latest) found none.
+  returned: always
+  type: int
+  sample: 3
+current:
+  description: Number of the deployment that C(current) points at, null when none has passed yet.
+  returned: always
+  type: int
+"""
+
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.octoserve import deployment
+
+
+def recorded(folder: Path, content: dict[str, Any], write: bool) -> dict[str, Any]:
+    """Find or write the record."""
+    number = deployment.find(folder, content)
+    if number is not None:
+        return {"changed": False, "number": number}
+    last = max(deployment.numbers(folder), default=0)
+    before = deployment.read(folder, last) if last else {}
+    number = deployment.record(folder, content) if write else last + 1
+    header = {"before_header": f"deployment {last}" if last else "nothing", "after_header": f"deployment {number}"}
+    return {"changed": True, "number": number, "diff": {"before": before, "after": content, **header}}
+
+
+def moved(folder: Path, number: int, state: str, write: bool) -> dict[str, Any]:
+    """Note how far a deployment came."""
+    before = {"state": deployment.state(folder, number), "current": deployment.current(folder)}
+    after = {"state": state, "current": number if state == "passed" else before["current"]}
+    if write:
+        deployment.read(folder, number)  # an absent or damaged record must not become current
+        deployment.set_state(folder, number, state)
+        if state == "passed":
+            deployment.make_current(folder, number)
+    return {"changed": before != after, "number": number, "diff": {"before": before, "after": after}}
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "state": {"type": "str", "choices": [*deployment.STATES, "latest"], "required": True},
+            "content": {"type": "dict"},
+            "number": {"type": "int"},
+        },
+        required_if=[
+            ("state", "recorded", ["content"]),
+            ("state", "passed", ["number"]),
+            ("state", "failed", ["number"]),
+        ],
+        supports_check_mode=True,
+    )
+    params = module.params
+    folder = Path(params["path"])
+    try:
+        if params["state"] == "recorded":
+            result = recorded(folder, params["content"], not module.check_mode)
+        elif params["state"] == "latest":
+            result = {"changed": False, "number": max(deployment.numbers(folder), default=None)}
+        else:
+            result = moved(folder, params["number"], params["state"], not module.check_mode)
+        current = deployment.current(folder)
+    except (OSError, deployment.DeploymentError) as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(current=current, **result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Deployments: immutable, numbered records of one profile resolved on one release, and which of them serves.
+
+`<folder>/0001/deployment.json` never changes once written; `state.json` beside it says how far it came. The symbolic
+link `current` points at the one whose gates passed last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from . import atomic
+
+RECORD, STATE, CURRENT = "deployment.json", "state.json", "current"
+DIGITS = 4
+#: What a deployment can have come to.
+STATES = ("recorded", "passed", "failed")
+
+
+class DeploymentError(RuntimeError):
+    """A record is damaged or absent; the message says which and what to do."""
+
+
+def digest(content: dict[str, Any]) -> str:
+    """SHA-256 over a record's content, independent of the order of keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def numbers(folder: Path) -> list[int]:
+    """Numbers of the complete records, ascending."""
+    found = [path.parent.name for path in folder.glob(f"*/{RECORD}")]
+    return sorted(int(name) for name in found if name.isdigit())
+
+
+def find(folder: Path, content: dict[str, Any]) -> int | None:
+    """The newest record with exactly this content, or None."""
+    wanted = digest(content)
+    for number in reversed(numbers(folder)):
+        if digest(read(folder, number)) == wanted:
+            return number
+    return None
+
+
+def read(folder: Path, number: int) -> dict[str, Any]:
+    """The content of a record. Raises DeploymentError."""
+    path = folder / name_of(number) / RECORD
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DeploymentError(f"{path}: {error}; restore it, or remove its folder to forget this deployment") from error
+    if not isinstance(content, dict):
+        raise DeploymentError(f"{path}: wanted a mapping; restore it, or remove its folder to forget this deployment")
+    return content
+
+
+def record(folder: Path, content: dict[str, Any]) -> int:
+    """Write a new record and return its number. Whole or not at all."""
+    number = max(numbers(folder), default=0) + 1
+    final = folder / name_of(number)
+    partial = folder / f".{final.name}.partial"
+    partial.mkdir(parents=True, exist_ok=True)
+    atomic.write_text(partial / RECORD, json.dumps(content, indent=1, sort_keys=True) + "\n")
+    _write_state(partial, "recorded")
+    partial.rename(final)
+    return number
+
+
+def state(folder: Path, number: int) -> str:
+    """How far a deployment came: one of STATES."""
+    try:
+        found = json.loads((folder / name_of(number) / STATE).read_text())
+    except (OSError, ValueError):
+        return "recorded"
+    return str(found.get("state", "recorded"))
+
+
+def set_state(folder: Path, number: int, value: str) -> bool:
+    """Record how far a deployment came. Returns whether that is news."""
+    if state(folder, number) == value:
+        return False
+    _write_state(folder / name_of(number), value)
+    return True
+
+
+def current(folder: Path) -> int | None:
+    """The deployment whose gates passed last, or None."""
+    link = folder / CURRENT
+    return int(link.readlink().name) if link.is_symlink() else None
+
+
+def make_current(folder: Path, number: int) -> bool:
+    """Point `current` at a deployment, with no moment without it. Returns whether it pointed elsewhere."""
+    if current(folder) == number:
+        return False
+    atomic.point(folder / CURRENT, name_of(number))
+    return True
+
+
+def name_of(number: int) -> str:
+    """Folder of a number: 0007."""
+    return f"{number:0{DIGITS}d}"
+
+
+def _write_state(path: Path, value: str) -> None:
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    atomic.write_text(path / STATE, json.dumps({"state": value, "at": when}) + "\n")
