@@ -54,8 +54,8 @@ def read_record(path: Path) -> dict[str, Any]:
 def make(recipe: Recipe, phase: Callable[[str], None]) -> dict[str, Any]:
     """Install, patch, compile and try a release beside its place, then put it there. Returns its record.
 
-    A complete release is left alone, for a service may run from it. `phase` is told each step. Raises ReleaseError, VenvError or PatchError; what was made so far is removed at the
-    next attempt.
+    A complete release is left alone, for a service may run from it. `phase` is told each step. Raises ReleaseError,
+    VenvError or PatchError; what was made so far is removed at the next attempt.
     """
     complete = read_record(recipe.path)
     if complete:
@@ -92,19 +92,9 @@ def make(recipe: Recipe, phase: Callable[[str], None]) -> dict[str, Any]:
 
 def _compile(python: Path, site_packages: Path, partial: Path, final: Path) -> None:
     """Compile all modules now: the service's user may not write here, and would compile at every start."""
-    command = [
-        str(python),
-        "-m",
-        "compileall",
-        "-q",
-        "-j",
-        "0",
-        "-s",
-        str(partial),
-        "-p",
-        str(final),
-        str(site_packages),
-    ]
+    # -f: what the steps before imported was compiled with the partial folder's name.
+    options = ["-q", "-f", "-j", "0", "-s", str(partial), "-p", str(final)]
+    command = [str(python), "-m", "compileall", *options, str(site_packages)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     # Some packages ship files for other Pythons on purpose; a module that is needed fails at its import.
     if done.returncode not in (0, 1):
