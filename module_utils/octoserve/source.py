@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -69,8 +70,11 @@ def fetch(origin: Origin, archive: Path) -> None:
 
 
 def _sdist(origin: Origin, work: Path) -> None:
+    # With the hash in a requirements file, pip looks at the bytes before it runs the source's own build backend.
+    wanted = work / "requirements.txt"
+    wanted.write_text(f"{origin.url}=={origin.version} --hash=sha256:{origin.sha256}\n")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
-    command += ["--no-deps", f"--no-binary={origin.url}", f"--dest={work}", f"{origin.url}=={origin.version}"]
+    command += ["--no-deps", f"--no-binary={origin.url}", f"--dest={work}", f"--requirement={wanted}"]
     _run(command)
 
 
@@ -97,10 +101,11 @@ def _git(origin: Origin, work: Path) -> None:
 
 
 def _run(command: list[str]) -> None:
+    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}  # nobody would answer git's question for a password
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env=environment)
     except (FileNotFoundError, subprocess.TimeoutExpired) as error:
         raise SourceError(str(error)) from error
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise SourceError(f"{' '.join(command[:4])} … ended with {done.returncode}: {' '.join(lines[-3:])}")
+        raise SourceError(f"{' '.join(command[:4])} … ended with {done.returncode}: {' '.join(lines[-5:])}")
