@@ -67,7 +67,7 @@ def test_a_release_is_complete_in_its_place(recipe: Recipe) -> None:
     assert {path: (site / path).read_text() for path in patch_stack.patched()} == patch_stack.patched()
     assert patches.verify(record["files"], site) == []
     assert beside(recipe) == [recipe.path.name]
-    command = [recipe.path / "bin/python", "-c", "import engine.util; print(engine.util.half(8))"]
+    command = [str(recipe.path / "bin/python"), "-c", "import engine.util; print(engine.util.half(8))"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "4.0\n"
 
 
@@ -133,7 +133,7 @@ def test_what_a_killed_run_left_is_replaced(recipe: Recipe) -> None:
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe"])
 def test_a_damaged_record_says_what_to_do(tmp_path: Path, content: bytes) -> None:
     (tmp_path / release.RECORD).write_bytes(content)
-    with pytest.raises(ReleaseError, match="is damaged.*remove"):
+    with pytest.raises(ReleaseError, match=r"is damaged.*remove"):
         release.read_record(tmp_path)
 
 
