@@ -83,7 +83,7 @@ def main() -> None:
             module.exit_json(changed=False, tool=tool)
         if module.check_mode:
             module.exit_json(changed=True, tool=tool)
-    spec = {"archive": params["archive"], "path": str(path)}
+    spec = {"archive": params["archive"], "sha256": params["sha256"], "path": str(path)}
     try:
         work = job.Job(f"llama-build-{path.name}", "llama_build", spec, timeout=params["timeout"])
         outcome = job.follow(work, params["_job_run"], params["_job_wait"])

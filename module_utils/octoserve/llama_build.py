@@ -38,18 +38,20 @@ def built_from(path: Path) -> str:
     return stamp.read_text().strip() if stamp.exists() and (path / "bin" / TOOL).exists() else ""
 
 
-def source_folder(tree: Path) -> Path:
+def source_folder(tree: Path, archive: Path) -> Path:
     """llama.cpp's own folder in an unpacked archive, which an sdist keeps below vendor/. Raises WorkerError."""
     found = sorted(tree.glob("**/tools/gguf-split/CMakeLists.txt"), key=lambda path: len(path.parts))
     if not found:
-        raise job.WorkerError(f"the source holds no tools/gguf-split: is it llama.cpp? Look at {tree.name}")
+        raise job.WorkerError(f"found no tools/gguf-split in {archive}, wanted the source of llama.cpp")
     return found[0].parents[2]
 
 
 def work(spec: dict[str, Any], _secrets: dict[str, Any], progress: job.Progress) -> dict[str, Any]:
-    """Build `spec["archive"]` and put the tool into `spec["path"]`/bin."""
+    """Build `spec["archive"]`, whose SHA-256 is `spec["sha256"]`, and put the tool into `spec["path"]`/bin."""
     path, archive = Path(spec["path"]), Path(spec["archive"])
     digest = source.sha256_of(archive)
+    if digest != spec["sha256"]:
+        raise job.WorkerError(f"{archive}: sha256 is {digest}, wanted {spec['sha256']}; bring it here again")
     partial = path.with_name(f".{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -60,7 +62,7 @@ def work(spec: dict[str, Any], _secrets: dict[str, Any], progress: job.Progress)
         _run(["tar", "--extract", "--no-same-owner", f"--file={archive}", f"--directory={tree}"])
         build = partial / "build"
         progress.phase("configure")
-        _run(["cmake", "-G", "Ninja", "-S", str(source_folder(tree)), "-B", str(build), *_OPTIONS])
+        _run(["cmake", "-G", "Ninja", "-S", str(source_folder(tree, archive)), "-B", str(build), *_OPTIONS])
         _compile(build, progress)
         progress.phase("put in place")
         made = partial / "made"
