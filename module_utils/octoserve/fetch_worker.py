@@ -119,7 +119,8 @@ class _Fetch:
         """Verify in place what is there without a receipt; return what was good and what is to be fetched."""
         good, foreign = [], []
         known = [item for item in items if item.sha256]
-        self.progress.phase("verifying what is there", sum(item.size or 0 for item in known))
+        if known:
+            self.progress.phase("verifying what is there", sum(item.size or 0 for item in known))
         for item in items:
             path = self.folder / item.name
             if not item.sha256 or item.size not in (None, file_size(path)):
