@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def quote(word: str) -> str:
     """Quote one word of ExecStart= so that systemd hands on exactly it.
 
-    Specifiers (%) and variables ($) are doubled, and the word is quoted where systemd would split it; see "Command
-    lines" in systemd.service(5).
+    Specifiers (%) and variables ($) are doubled, and the word is quoted where systemd would split it or, on a line of
+    its own, take it for a comment; see "Command lines" in systemd.service(5) and systemd.syntax(7).
     """
     text = word.replace("%", "%%").replace("$", "$$")
-    if text and not any(letter in text for letter in " \t\n\"'\\;"):
+    if text and not any(letter in " \"'\\;#" or _is_control(letter) for letter in text):
         return text
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
-    return f'"{escaped}"'
+    text = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(f"\\x{ord(letter):02x}" if _is_control(letter) else letter for letter in text) + '"'
 
 
 def arguments(options: Mapping[str, Any]) -> list[str]:
@@ -41,14 +44,24 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
 def environment(values: Mapping[str, Any]) -> str:
     """Text of an EnvironmentFile=, sorted by name; values are double-quoted, see systemd.exec(5).
 
-    Raises ValueError for a value with a line break, which no environment file can hold.
+    Raises ValueError for what systemd would leave out with no more than a line in its journal: a name that is none, a
+    value with control characters; and for values that are neither text nor numbers.
     """
     lines = []
     for name in sorted(values):
-        text = str(values[name])
-        if "\n" in text:
-            raise ValueError(f"environment variable {name} holds a line break; an environment file cannot")
+        value = values[name]
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of an environment variable: wanted letters, digits and _")
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise ValueError(f"environment variable {name} is {value!r}, wanted text or a number")
+        text = str(value)
+        if any(_is_control(letter) and letter != "\t" for letter in text):
+            raise ValueError(f"environment variable {name} holds a line break or another control character")
         for letter in '\\"`$':
             text = text.replace(letter, "\\" + letter)
-        lines.append(f'{name}="{text}"')
-    return "\n".join(lines) + "\n"
+        lines.append(f'{name}="{text}"\n')
+    return "".join(lines)
+
+
+def _is_control(letter: str) -> bool:
+    return letter < " " or letter == "\x7f"
