@@ -78,7 +78,7 @@ def recorded(folder: Path, content: dict[str, Any], write: bool) -> dict[str, An
         return {"changed": False, "number": number}
     last = max(deployment.numbers(folder), default=0)
     before = deployment.read(folder, last) if last else {}
-    number = deployment.record(folder, content) if write else last + 1
+    number = deployment.record(folder, content) if write else deployment.next_number(folder)
     header = {"before_header": f"deployment {last}" if last else "nothing", "after_header": f"deployment {number}"}
     return {"changed": True, "number": number, "diff": {"before": before, "after": content, **header}}
 

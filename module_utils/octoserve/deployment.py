@@ -35,6 +35,12 @@ def numbers(folder: Path) -> list[int]:
     return sorted(int(name) for name in found if name.isdigit())
 
 
+def next_number(folder: Path) -> int:
+    """The number of the record to come. A folder whose record is gone keeps its own."""
+    taken = [int(path.name) for path in folder.glob("*") if path.name.isdigit()]
+    return max(taken, default=0) + 1
+
+
 def find(folder: Path, content: dict[str, Any]) -> int | None:
     """The newest record with exactly this content, or None."""
     wanted = digest(content)
@@ -58,7 +64,7 @@ def read(folder: Path, number: int) -> dict[str, Any]:
 
 def record(folder: Path, content: dict[str, Any]) -> int:
     """Write a new record and return its number. Whole or not at all."""
-    number = max(numbers(folder), default=0) + 1
+    number = next_number(folder)
     final = folder / name_of(number)
     partial = folder / f".{final.name}.partial"
     partial.mkdir(parents=True, exist_ok=True)
@@ -74,7 +80,7 @@ def state(folder: Path, number: int) -> str:
         found = json.loads((folder / name_of(number) / STATE).read_text())
     except (OSError, ValueError):
         return "recorded"
-    return str(found.get("state", "recorded"))
+    return str(found.get("state", "recorded")) if isinstance(found, dict) else "recorded"
 
 
 def set_state(folder: Path, number: int, value: str) -> bool:
@@ -86,9 +92,14 @@ def set_state(folder: Path, number: int, value: str) -> bool:
 
 
 def current(folder: Path) -> int | None:
-    """The deployment whose gates passed last, or None."""
+    """The deployment whose gates passed last, or None. Raises DeploymentError for a link that is not ours."""
     link = folder / CURRENT
-    return int(link.readlink().name) if link.is_symlink() else None
+    if not link.is_symlink():
+        return None
+    target = link.readlink()
+    if not target.name.isdigit():
+        raise DeploymentError(f"{link} points at {target}, wanted a number; remove it, or point it at a deployment")
+    return int(target.name)
 
 
 def make_current(folder: Path, number: int) -> bool:
