@@ -42,13 +42,15 @@ EXAMPLES = r"""
 
 RETURN = r"""
 held_by_unit:
-  description: Whether the service itself runs already.
+  description: Whether the service itself has the address already.
   returned: success
   type: bool
 """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.octoserve import listener
+
+MAX_PORT = 65535
 
 
 def main() -> None:
@@ -62,14 +64,17 @@ def main() -> None:
         supports_check_mode=True,
     )
     address, port = module.params["address"], module.params["port"]
-    _, state, _ = module.run_command(["systemctl", "show", "--property=ActiveState", "--value", module.params["unit"]])
-    runs = state.strip() in {"active", "activating", "deactivating", "reloading"}
+    if not 0 < port <= MAX_PORT:
+        module.fail_json(msg=f"port is {port}, wanted 1 to {MAX_PORT}")
     try:
-        if not runs and not listener.is_free(address, port):
-            module.fail_json(msg=listener.describe(address, port, listener.holders(port)))
+        free = listener.is_free(address, port)
+        found = [] if free else listener.holders(address, port)
+        held = bool(found) and all(listener.is_of_unit(holder.pid, module.params["unit"]) for holder in found)
+        if not free and not held:
+            module.fail_json(msg=listener.describe(address, port, found))
     except OSError as error:
         module.fail_json(msg=f"this host cannot listen on {address}: {error.strerror}; wanted one of its own addresses")
-    module.exit_json(changed=False, held_by_unit=runs)
+    module.exit_json(changed=False, held_by_unit=held)
 
 
 if __name__ == "__main__":

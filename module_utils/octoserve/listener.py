@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import ipaddress
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Union
 
+_Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 _LISTEN = "0A"  # state of a listening socket in /proc/net/tcp, see Linux' include/net/tcp_states.h
 
 
@@ -33,31 +37,63 @@ def is_free(address: str, port: int) -> bool:
     return True
 
 
-def holders(port: int, proc: Path = Path("/proc")) -> list[Holder]:
-    """Processes that listen on the port, as far as this caller can see them."""
-    inodes = _listening_inodes(port, proc)
+def holders(address: str, port: int, proc: Path = Path("/proc")) -> list[Holder]:
+    """Processes that keep a server from this address, as far as this caller can see them.
+
+    A name in place of an address matches every listener on the port.
+    """
+    wanted = None
+    with contextlib.suppress(ValueError):
+        wanted = ipaddress.ip_address(address)
+    inodes = _listening_inodes(wanted, port, proc)
     found = []
     for entry in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
-        try:
-            links = {str(link.readlink()) for link in (entry / "fd").iterdir()}
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        except OSError:  # ended meanwhile, or somebody else's
-            continue
-        if links & inodes:
-            found.append(Holder(int(entry.name), command))
+        with contextlib.suppress(OSError):  # ended meanwhile, or somebody else's
+            if _links(entry / "fd") & inodes:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                found.append(Holder(int(entry.name), command))
     return found
 
 
-def _listening_inodes(port: int, proc: Path) -> set[str]:
+def is_of_unit(pid: int, unit: str, proc: Path = Path("/proc")) -> bool:
+    """Whether a process runs in the cgroup of a systemd unit."""
+    try:
+        groups = (proc / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return False
+    return any(unit in group.split(":", 2)[2].split("/") for group in groups)
+
+
+def _links(folder: Path) -> set[str]:
+    """Where a process's open files point; one that is closed meanwhile does not hide the others."""
+    found = set()
+    for link in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add(str(link.readlink()))
+    return found
+
+
+def _listening_inodes(wanted: _Address | None, port: int, proc: Path) -> set[str]:
     inodes = set()
     for table in ("tcp", "tcp6"):
         path = proc / "net" / table
         for line in path.read_text().splitlines()[1:] if path.exists() else []:
             fields = line.split()
-            local, state, inode = fields[1], fields[3], fields[9]
-            if state == _LISTEN and int(local.rpartition(":")[2], 16) == port:
+            (address, _, number), state, inode = fields[1].partition(":"), fields[3], fields[9]
+            if state == _LISTEN and int(number, 16) == port and _overlap(wanted, _address(address)):
                 inodes.add(f"socket:[{inode}]")
     return inodes
+
+
+def _address(text: str) -> _Address:
+    """An address as /proc/net/tcp writes it: each 32-bit word in the machine's (little) byte order."""
+    words = [bytes.fromhex(text[start : start + 8])[::-1] for start in range(0, len(text), 8)]
+    found = ipaddress.ip_address(b"".join(words))
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def _overlap(wanted: _Address | None, found: _Address) -> bool:
+    return wanted is None or wanted == found or wanted.is_unspecified or found.is_unspecified
 
 
 def describe(address: str, port: int, found: list[Holder]) -> str:
