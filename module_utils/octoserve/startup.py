@@ -11,6 +11,7 @@ _PROPERTIES = ("ActiveState", "SubState", "Result", "ExecMainStatus", "Invocatio
 # vLLM prefixes its lines: "(EngineCore pid=12) ERROR 11-30 01:02:03 [core.py:12] text".
 _PREFIX = re.compile(r"^(?:\([^)]*pid=\d+\)\s*)?(?:(?:DEBUG|INFO|WARNING|ERROR)\s+[\d-]+\s+[\d:.]+\s+\[[^\]]*\]\s*)?")
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::\s|$)")
+_VALIDATION = re.compile(r"\d+ validation errors? for \w+$")
 #: Says only that another process failed, whose own words came before.
 _SECONDARY = ("Engine core initialization failed", "WorkerProc initialization failed")
 TAIL_LINES = 12
@@ -30,7 +31,7 @@ class UnitState:
     @property
     def alive(self) -> bool:
         """Whether a start is under way or done; a unit that waits for its next restart has died."""
-        return self.active in {"active", "activating", "reloading"} and self.sub != "auto-restart"
+        return self.active in {"active", "activating", "reloading"} and not self.sub.startswith("auto-restart")
 
 
 def unit_state(unit: str) -> UnitState:
@@ -74,8 +75,10 @@ def last_words(lines: Sequence[str]) -> str:
 def cause(lines: Sequence[str]) -> str:
     """Why a start died: the first exception that is not merely about another process, else the last lines."""
     texts = [bare(line) for line in lines]
-    exceptions = [text for text in texts if _EXCEPTION.match(text)]
-    primary = [text for text in exceptions if not any(words in text for words in _SECONDARY)]
-    if primary:
-        return primary[0]
+    for number, text in enumerate(texts):
+        if not _EXCEPTION.match(text) or any(words in text for words in _SECONDARY):
+            continue
+        # pydantic, which checks vLLM's options, says below its exception what is wrong.
+        detail = texts[number + 1 : number + 2] if _VALIDATION.search(text) else []
+        return ": ".join([text, *detail])
     return "; ".join(text for text in texts[-TAIL_LINES:] if text) or "its journal is empty"
