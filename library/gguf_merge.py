@@ -13,7 +13,8 @@ description:
   - Before, it checks that the splits belong together and that there is room for the merged file.
   - A receipt says which splits the file was made from, so that a later run needs neither the splits nor a hash.
   - A file that is there without a receipt is never overwritten. It is adopted where its digest is O(sha256), or
-    where it holds what the splits hold; else the module fails.
+    where it holds what the splits hold; else the module fails. The splits need not be on the host for that where
+    O(sources) says which hub they are on; a few megabytes of headers are fetched then.
   - The work is the systemd unit C(octoserve-job-merge-<name>.service). When the controller is lost, it goes on, and
     the next run attaches to it.
 options:
@@ -49,6 +50,17 @@ options:
     required: true
   sha256:
     description: Digest that the merged file must have, where it is known.
+    type: str
+  sources:
+    description: Where the splits come from, as in M(hub_fetch); files that are no splits are ignored.
+    type: list
+    elements: dict
+    default: []
+  token:
+    description: Token for the hub of O(sources).
+    type: str
+  proxy:
+    description: Proxy for http and https; C(http_proxy) and the like in the task's environment count otherwise.
     type: str
   remove_splits:
     description: Remove the splits once the merged file is verified.
@@ -119,7 +131,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.octoserve.fetch import FetchError, check_space
+from ansible.module_utils.octoserve.fetch import FetchError, check_space, environment, to_spec, wanted_files
 from ansible.module_utils.octoserve.gguf import GgufError
 from ansible.module_utils.octoserve.job import ARGUMENTS, Job, JobError, follow
 from ansible.module_utils.octoserve.merge import expected_layout, identities, is_current
@@ -139,6 +151,9 @@ def main() -> None:
             "receipt_dir": {"type": "path"},
             "tool": {"type": "path", "required": True},
             "sha256": {"type": "str"},
+            "sources": {"type": "list", "elements": "dict", "default": []},
+            "token": {"type": "str", "no_log": True},
+            "proxy": {"type": "str"},
             "remove_splits": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 86400},
             **ARGUMENTS,
@@ -163,6 +178,8 @@ class Merge:
         self.sha256 = (params["sha256"] or "").lower() or None
         self.receipt = Receipt(Path(params["receipt_dir"] or self.output.parent))
         self.made_from = identities(self.splits, self.receipt)
+        named = {item.name: item for item in wanted_files(params["sources"])}
+        self.sources = [named[path.name] for path in self.splits if path.name in named and not named[path.name].local]
 
     def run(self) -> None:
         """Decide, start, follow."""
@@ -178,7 +195,9 @@ class Merge:
                 "output": str(self.output),
                 "receipt_dir": str(self.receipt.folder),
                 "sha256": self.sha256,
+                "sources": to_spec(self.sources),
             },
+            {"token": params["token"], "environment": environment(params["proxy"])},
             timeout=params["timeout"],
         )
         outcome = follow(job, params["_job_run"], params["_job_wait"])
@@ -194,7 +213,8 @@ class Merge:
         entry = self.receipt.valid(receipt_name(self.output, self.receipt.folder))
         current = is_current(entry, self.made_from, self.sha256)
         adopt = self.output.exists() and not entry
-        needs_splits = not current and not (self.sha256 and adopt)
+        known = bool(self.sha256) or len(self.sources) == len(self.splits)
+        needs_splits = not current and not (adopt and known)
         diff = self.diff(entry, current)
         if current and entry:
             self.finish_current(entry, diff)

@@ -135,7 +135,6 @@ progress:
   type: dict
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +144,7 @@ from ansible.module_utils.octoserve.fetch import (
     Plan,
     Wanted,
     check_space,
+    environment,
     plan,
     room_for_merge,
     to_spec,
@@ -154,8 +154,6 @@ from ansible.module_utils.octoserve.fetch import (
 from ansible.module_utils.octoserve.job import ARGUMENTS, Job, JobError, follow
 from ansible.module_utils.octoserve.receipt import Receipt
 
-PROXY_NAMES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "all_proxy")
-CERTIFICATE_NAMES = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 FILE = {
     "path": {"type": "str", "required": True},
     "name": {"type": "str"},
@@ -262,14 +260,6 @@ def diff(now: Plan) -> dict[str, str]:
 
     gone = "".join(f"leftover  {path.name}\n" for path in now.leftovers)
     return {"before": lines(now.present) + gone, "after": lines(now.present + now.unverified + now.missing)}
-
-
-def environment(proxy: str | None) -> dict[str, Any]:
-    """Return proxies and certificate files for the worker, which does not inherit the task's environment."""
-    found = {name: os.environ[name] for name in (*PROXY_NAMES, *CERTIFICATE_NAMES) if os.environ.get(name)}
-    if proxy:
-        found.update(http_proxy=proxy, https_proxy=proxy)
-    return found
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ import hashlib
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from io import FileIO
+from itertools import cycle
 from pathlib import Path
 from types import TracebackType
 from typing import Union
@@ -71,3 +73,18 @@ def sha256_file(path: Path, advance: Callable[[int], None] | None = None) -> str
             if advance:
                 advance(count)
     return digest.hexdigest()
+
+
+def buffers() -> Iterator[bytearray]:
+    """Yield blocks in turn: enough that those queued and the one at work rest while the next is filled."""
+    return cycle([bytearray(BLOCK) for _ in range(QUEUED + 2)])
+
+
+def read_at(file: FileIO, buffer: bytearray, offset: int, count: int) -> None:
+    """Fill the buffer's first `count` bytes from an offset of the file; raise EOFError where it ends before."""
+    view, done = memoryview(buffer), 0
+    while done < count:
+        got = os.preadv(file.fileno(), [view[done:count]], offset + done)
+        if not got:
+            raise EOFError(f"{file.name!s}: ends at byte {offset + done}, wanted {offset + count}")
+        done += got

@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import urljoin, urlsplit
@@ -66,9 +66,12 @@ class _BearerToken(requests.auth.AuthBase):
 class Hub:
     """HTTP with redirects followed by hand. Proxies come from the environment."""
 
-    def __init__(self, token: str | None = None) -> None:
-        """Trust the certificates of the system, which hold those of a company's proxy."""
-        self._token = token
+    def __init__(self, token: str | None = None, backoff: float = 1.0) -> None:
+        """Trust the certificates of the system, which hold those of a company's proxy.
+
+        `backoff`: seconds before the second try, doubled before each further one.
+        """
+        self._token, self._backoff = token, backoff
         self._session = requests.Session()
         self._session.headers["Accept-Encoding"] = "identity"
         named = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE")
@@ -106,6 +109,33 @@ class Hub:
             raise Interrupted(f"the server answers {status}", float(pause) if pause.isdigit() else 0.0)
         _refuse(url, status)
         raise AssertionError
+
+    def read(self, url: str, start: int, end: int) -> bytes:
+        """Return the bytes from `start` up to `end`; raise WorkerError after MAX_FAILURES."""
+        for failures in range(MAX_FAILURES + 1):
+            try:
+                return self._read_once(url, start, end)
+            except Interrupted as reason:
+                last = reason
+                self.pause(failures, reason)
+        raise WorkerError(f"{url}: gave up after {MAX_FAILURES + 1} failures in a row: {last}")
+
+    def pause(self, failures: int, reason: Interrupted) -> None:
+        """Wait before another try, after so many failures before this one."""
+        time.sleep(min(MAX_PAUSE, max(reason.pause, self._backoff * 2**failures)))
+
+    def _read_once(self, url: str, start: int, end: int) -> bytes:
+        with self._follow("GET", url, {"Range": f"bytes={start}-{end - 1}"}) as response:
+            if response.status_code in _TRANSIENT:
+                raise Interrupted(f"the server answers {response.status_code}")
+            if response.status_code == _OK:
+                raise WorkerError(f"{url}: the server gives no parts of files; fetch the splits instead")
+            if response.status_code != _PARTIAL:
+                _refuse(url, response.status_code)
+            try:
+                return response.content
+            except requests.RequestException as error:
+                raise Interrupted(str(error)) from error
 
     def _follow(self, method: str, url: str, headers: dict[str, str], until_linked: bool = False) -> requests.Response:
         """Send a request, follow redirects; with `until_linked` only up to the hub's record of the file."""
@@ -204,7 +234,7 @@ class Part:
 class Transfer:
     """Fetches what a part lacks. `arrived` is told the part's size as it grows.
 
-    Failures in a row wait `backoff` times 1, 2, 4, ... seconds, at most MAX_PAUSE.
+    Failures in a row wait ever longer, at most MAX_PAUSE seconds.
     """
 
     hub: Hub
@@ -212,8 +242,7 @@ class Transfer:
     part: Part
     size: int | None
     arrived: Callable[[int], None]
-    backoff: float = 1.0
-    _etag: str | None = None
+    _etag: str | None = field(default=None, init=False)
 
     def run(self) -> None:
         """Fetch to the end; raise WorkerError after MAX_FAILURES or where trying again is of no use."""
@@ -229,7 +258,7 @@ class Transfer:
                         f"{self.url}: gave up after {failures} failures in a row at byte {self.part.size}: {reason}; "
                         "what has arrived is kept, run again to resume"
                     ) from reason
-                time.sleep(min(MAX_PAUSE, max(reason.pause, self.backoff * 2 ** (failures - 1))))
+                self.hub.pause(failures - 1, reason)
                 continue
             if self.size is None:
                 return

@@ -25,6 +25,8 @@ from .receipt import Receipt
 PART, BAD = ".part", ".bad"
 # File systems need a little for themselves, and the receipt must always find room.
 RESERVE = 64 << 20
+_PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
+_ENVIRONMENT = (*_PROXIES, *map(str.upper, _PROXIES), "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -166,6 +168,14 @@ def verified(receipt: Receipt, wanted: Iterable[Wanted]) -> list[dict[str, Any]]
     """Return name, size and digest of each wanted file whose receipt is valid."""
     found = [(item.name, receipt.valid(item.name)) for item in wanted]
     return [{"name": name, "size": entry.size, "sha256": entry.sha256} for name, entry in found if entry]
+
+
+def environment(proxy: str | None) -> dict[str, str]:
+    """Return proxies and certificate files for a worker, which does not inherit the task's environment."""
+    found = {name: os.environ[name] for name in _ENVIRONMENT if os.environ.get(name)}
+    if proxy:
+        found.update(http_proxy=proxy, https_proxy=proxy)
+    return found
 
 
 def to_spec(wanted: Iterable[Wanted]) -> list[dict[str, Any]]:

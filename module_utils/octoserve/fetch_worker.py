@@ -75,14 +75,13 @@ class _Fetch:
             "bytes_fetched": self.done,
         }
 
-    @staticmethod
-    def _hub(token: str | None, items: tuple[Wanted, ...]) -> Hub | None:
+    def _hub(self, token: str | None, items: tuple[Wanted, ...]) -> Hub | None:
         """A folder on the host needs no HTTP, and so no requests."""
         if all(item.local for item in items):
             return None
         from .download import Hub  # noqa: PLC0415  # see above
 
-        return Hub(token)
+        return Hub(token, self.backoff)
 
     def _resolve(self, hub: Hub | None, item: Wanted) -> Wanted:
         """Complete size and digest from where the file comes from; what is known must agree."""
@@ -164,9 +163,7 @@ class _Fetch:
             with Part(path, item.size, self.progress.at) as part:
                 resumed = part.resumed
                 self.progress.phase("fetching", self.total, done=before + part.size)
-                Transfer(
-                    hub, item.source, part, item.size, lambda size: self.progress.at(before + size), self.backoff
-                ).run()
+                Transfer(hub, item.source, part, item.size, lambda size: self.progress.at(before + size)).run()
                 digest = part.finish()
             if not item.sha256 or digest == item.sha256:
                 break

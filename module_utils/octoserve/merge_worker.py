@@ -1,7 +1,8 @@
 """The job that merges splits with llama-gguf-split and compares every tensor with the splits as it is written.
 
-Spec: {tool, splits: [path], made_from: {name: identity}, output, receipt_dir, sha256}; `output` is a new file, one of
-ours that is to be replaced, or one made by hand that is to be verified and adopted.
+Spec: {tool, splits: [path], made_from: {name: identity}, output, receipt_dir, sha256, sources: fetch.to_spec()};
+`output` is a new file, one of ours that is to be replaced, or one made by hand that is to be verified and adopted.
+Secrets: {token, environment}, for `sources`, where the headers of splits come from that are not on the host.
 Result: {path, size, sha256, adopted}.
 """
 
@@ -15,13 +16,14 @@ import threading
 import time
 from collections.abc import Callable
 from io import FileIO
-from itertools import cycle, groupby
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .digest import BLOCK, QUEUED, Hasher, sha256_file
-from .fetch import FetchError, check_space, file_size
+from .adopt import adopt
+from .digest import BLOCK, Hasher, buffers, read_at, sha256_file
+from .fetch import FetchError, check_space, file_size, from_spec
 from .gguf import GgufError, read
 from .job import Progress, WorkerError, main
 from .merge import Layout, Segment, expected_layout, layout
@@ -36,16 +38,17 @@ _FLUSH_EVERY = 256 << 20
 
 def work(spec: dict[str, Any], secrets: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Run the job."""
-    del secrets
+    os.environ.update(secrets.get("environment") or {})
     try:
-        return _Merge(spec, progress).run()
-    except (GgufError, FetchError) as error:
+        return _Merge(spec, secrets.get("token"), progress).run()
+    except (GgufError, FetchError, EOFError) as error:
         raise WorkerError(str(error)) from error
 
 
 class _Merge:
-    def __init__(self, spec: dict[str, Any], progress: Progress) -> None:
-        self.progress = progress
+    def __init__(self, spec: dict[str, Any], token: str | None, progress: Progress) -> None:
+        self.progress, self.token = progress, token
+        self.sources = from_spec(spec.get("sources") or ())
         self.splits = [Path(path) for path in spec["splits"]]
         self.output = Path(spec["output"])
         self.temporary = self.output.with_name(self.output.name + TEMPORARY)
@@ -60,19 +63,22 @@ class _Merge:
         return {"path": str(self.output), "size": entry.size, "sha256": digest, "adopted": adopt}
 
     def _adopt(self) -> str:
-        """Verify a file that somebody else made: by its digest, or against the splits."""
+        """Verify a file that somebody else made: by its digest, against the splits, or with their headers."""
         try:
             merged = read(self.output)
             check_set([merged])
             if self.sha256:
                 self.progress.phase("hashing what is there", merged.size)
                 return self._compare_digest(sha256_file(self.output, self.progress.advance))
+            if self.sources and not all(path.exists() for path in self.splits):
+                digest, self.made_from = adopt(self.output, self.sources, self.token, self.progress)
+                return digest
             parts = read_set(self.splits)
             with self.output.open("rb") as file:
                 plan = layout(merged, file.read(merged.data_offset), parts)
             self.progress.phase("comparing what is there with the splits", merged.size)
             return verify(self.output, plan, self.progress.at)
-        except (GgufError, WorkerError) as error:
+        except (GgufError, WorkerError, EOFError) as error:
             raise WorkerError(
                 f"{self.output}: a file is there that was not made from these splits, it was not changed. "
                 f"Move it away or choose another output. ({error})"
@@ -195,8 +201,7 @@ class _Comparison:
         self, merged: FileIO, hasher: Hasher, ready: Callable[[int], None], verified: Callable[[int], None]
     ) -> None:
         self.merged, self.hasher, self.ready, self.verified = merged, hasher, ready, verified
-        # A buffer must rest until it is hashed: those queued, the one at work, and the one being filled.
-        self.ring = cycle([bytearray(BLOCK) for _ in range(QUEUED + 2)])
+        self.ring = buffers()
         self.other = bytearray(BLOCK)
 
     def tensor(self, segment: Segment, split: FileIO) -> None:
@@ -206,8 +211,8 @@ class _Comparison:
             end = segment.offset + start + count
             buffer = next(self.ring)
             self.ready(end)
-            _read(self.merged, buffer, segment.offset + start, count)
-            _read(split, self.other, segment.source_offset + start, count)
+            read_at(self.merged, buffer, segment.offset + start, count)
+            read_at(split, self.other, segment.source_offset + start, count)
             if buffer != self.other if count == BLOCK else buffer[:count] != self.other[:count]:
                 raise WorkerError(
                     f"{self.merged.name!s}: tensor {segment.name} differs from {segment.source.name} within bytes "
@@ -224,20 +229,10 @@ class _Comparison:
             return
         self.ready(end)
         found = bytearray(end - start)
-        _read(self.merged, found, start, len(found))
+        read_at(self.merged, found, start, len(found))
         if any(found):
             raise WorkerError(f"{self.merged.name!s}: bytes {start} to {end} are not zero; the merge is not usable")
         self.hasher.update(found)
-
-
-def _read(file: FileIO, buffer: bytearray, offset: int, count: int) -> None:
-    """Fill the buffer's first `count` bytes from an offset of the file."""
-    view, done = memoryview(buffer), 0
-    while done < count:
-        got = os.preadv(file.fileno(), [view[done:count]], offset + done)
-        if not got:
-            raise WorkerError(f"{file.name!s}: ends at byte {offset + done}, wanted {offset + count}")
-        done += got
 
 
 class _Flusher:

@@ -96,12 +96,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, content: bytes, body: bool) -> None:
         hub, start, status = self.hub, 0, 200
         headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
-        asked = re.match(r"bytes=(\d+)-$", self.headers.get("Range", "")) if hub.ranges else None
+        asked = re.match(r"bytes=(\d+)-(\d*)$", self.headers.get("Range", "")) if hub.ranges else None
         if asked and self.headers.get("If-Range", headers["ETag"]) == headers["ETag"]:
             start, status = int(asked[1]), 206
             if start >= len(content):
                 return self._end(416, {"Content-Range": f"bytes */{len(content)}"})
-            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+            end = min(int(asked[2] or len(content)) + 1, len(content))
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(content)}"
+            content = content[:end]
         data = content[start:]
         self.send_response(status)
         for key, value in headers.items():
@@ -115,8 +117,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         for start in range(0, len(data), 1 << 20):
             block = data[start : start + (1 << 20)]
+            try:
+                self.wfile.write(block)
+            except ConnectionError:  # a client that has seen enough
+                break
             hub.sent += len(block)
-            self.wfile.write(block)
             time.sleep(hub.pause)
         return None
 

@@ -6,12 +6,14 @@ import hashlib
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fake_gguf_split
 import pytest
 from gguf_writer import Data, f32, gguf, split_set, tiny_metadata, tiny_parts, tiny_set, u32
+from hub_server import Server
 from octoserve import fetch, job, merge_worker
 from octoserve.gguf import GgufError, read
 from octoserve.job import Progress, WorkerError
@@ -290,6 +292,94 @@ def test_own_file_of_other_splits_is_replaced_once_the_new_one_is_good(merger: M
     assert sha(merger.output) == old
     merger.run()
     assert sha(merger.output) != old
+
+
+# --- files that are there already, and splits that are not --------------------------------------
+
+
+@pytest.fixture
+def hub(merger: Merger, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """The splits on a hub, and no longer on the host; the model merged by hand."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    files = {f"o/r/resolve/main/{path.name}": path.read_bytes() for path in merger.splits}
+    for path in merger.splits:
+        path.unlink()
+    merger.output.write_bytes(whole())
+    with Server() as network, Server(files, redirect_to=network.url, linked=True) as server:
+        network.files = files
+        yield server
+
+
+def sources(hub: Server, merger: Merger, **known: Any) -> list[dict[str, Any]]:
+    files = [{"path": path.name, **known} for path in merger.splits]
+    return fetch.to_spec(fetch.wanted_files([{"url": f"{hub.url}/o/r/resolve/main", "files": files}]))
+
+
+def test_file_is_adopted_with_the_headers_of_the_splits_alone(merger: Merger, hub: Server) -> None:
+    result = merger.run("die", sources=sources(hub, merger))
+    assert result["adopted"]
+    assert result["sha256"] == sha(merger.output)
+    entry = merger.entry()
+    assert entry is not None
+    assert entry.made_from == {
+        Path(name).name: hashlib.sha256(content).hexdigest() for name, content in hub.files.items()
+    }
+    assert is_current(entry, merger.made_from(), None)
+    assert all(request.method == "HEAD" or "Range" in request.headers for request in hub.requests)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(_of_other_data(), r"tiny-00002-of-00003\.gguf would have sha256 [0-9a-f]{64}, wanted", id="data"),
+        pytest.param(_with_other_tensor(), "extra, which no split holds", id="tensor"),
+        pytest.param(
+            gguf(tiny_metadata(), {n: d for p in reversed(tiny_parts()) for n, d in p.items()}),
+            "in another order than the splits",
+            id="order",
+        ),
+    ],
+)
+def test_file_that_is_not_what_the_hub_has_is_refused(
+    merger: Merger, hub: Server, content: bytes, message: str
+) -> None:
+    merger.output.write_bytes(content)
+    with pytest.raises(WorkerError, match=message):
+        merger.run("die", sources=sources(hub, merger))
+    assert merger.output.read_bytes() == content
+    assert merger.entry() is None
+
+
+def test_tensors_of_an_adopted_file_are_not_fetched(merger: Merger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    large = Data((1 << 20, 2), 0, os.urandom(8 << 20))
+    parts = [{**part, f"blk.{number}.ffn_up.weight": large} for number, part in enumerate(tiny_parts())]
+    merger.splits = split_set(merger.folder, "tiny", parts, tiny_metadata())
+    merger.output.write_bytes(gguf(tiny_metadata(), {name: data for part in parts for name, data in part.items()}))
+    files = {f"o/r/resolve/main/{path.name}": path.read_bytes() for path in merger.splits}
+    for path in merger.splits:
+        path.unlink()
+    with Server(files) as network, Server(files, redirect_to=network.url, linked=True) as server:
+        assert merger.run("die", sources=sources(server, merger))["sha256"] == sha(merger.output)
+        assert network.sent <= 3 << 20, "a MiB of each split holds its header"
+
+
+def test_digest_of_the_profile_counts_before_the_hubs(merger: Merger, hub: Server) -> None:
+    with pytest.raises(WorkerError, match="wanted 0000"):
+        merger.run("die", sources=sources(hub, merger, sha256="0" * 64))
+
+
+def test_hub_without_records_cannot_vouch_for_a_file(merger: Merger, hub: Server) -> None:
+    hub.linked = False
+    with pytest.raises(WorkerError, match="neither profile nor hub know its size and sha256"):
+        merger.run("die", sources=sources(hub, merger))
+
+
+def test_hub_without_ranges_is_said(merger: Merger, hub: Server) -> None:
+    hub.redirect_to, hub.ranges = None, False
+    known = [{**item, "sha256": "0" * 64, "size": 900} for item in sources(hub, merger)]
+    with pytest.raises(WorkerError, match="gives no parts of files"):
+        merger.run("die", sources=known)
 
 
 # --- what counts as current ------------------------------------------------------------------------
