@@ -35,10 +35,17 @@ MASKED_UNITS = (
     "apt-daily-upgrade.timer",
 )
 ADMIN = "admin"
+# What lies beside a host's tree, by the end of its name.
+PARTIAL, LOCK, CONSOLE = ".partial", ".lock", ".console.log"
 
 
 class SandboxError(Exception):
     """The sandbox host cannot do what was asked; the message says what was found and what to do."""
+
+
+def beside(path: Path, end: str) -> Path:
+    """A file of a host beside its tree; the tree's name may hold dots of its own."""
+    return path.with_name(path.name + end)
 
 
 def processes_in(tree: Path) -> list[int]:
@@ -165,7 +172,7 @@ def make_base(args: argparse.Namespace) -> bool:
     if args.base.exists():
         return False
     args.base.parent.mkdir(parents=True, exist_ok=True)
-    partial = args.base.with_name(args.base.name + ".partial")
+    partial = beside(args.base, PARTIAL)
     command = [
         "mmdebstrap",
         "--quiet",
@@ -188,7 +195,9 @@ def make_tree(args: argparse.Namespace) -> bool:
     """Unpack the base for this host and give it an identity. Returns whether anything was made."""
     if args.tree.exists():
         return False
-    partial = args.tree.with_name(args.tree.name + ".partial")
+    if not args.base.exists():
+        raise SandboxError(f"{args.base} is not there: make_base makes it")
+    partial = beside(args.tree, PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     unpack = ["tar", "--extract", "--preserve-permissions", "--xattrs", "--xattrs-include=*"]
@@ -233,7 +242,7 @@ def give_identity(tree: Path, args: argparse.Namespace) -> None:
 def remove(args: argparse.Namespace) -> bool:
     """Stop the host and remove all that it left. Returns whether there was anything."""
     stopped = stop(args)
-    left = [path for path in args.tree.parent.glob(f"{args.tree.name}*") if path.name.split(".")[0] == args.tree.name]
+    left = [path for end in ("", PARTIAL, LOCK, CONSOLE) if (path := beside(args.tree, end)).exists()]
     for path in left:
         if path.is_dir():
             shutil.rmtree(path)
@@ -249,16 +258,18 @@ def tail(path: Path, lines: int = 15) -> str:
 
 def start(args: argparse.Namespace) -> bool:
     """Boot the host and wait until SSH answers. Returns whether anything was started."""
-    if args.tree.exists() and processes_in(args.tree):
+    if not args.tree.exists():
+        raise SandboxError(f"{args.tree} is not there: make_tree makes it")
+    if processes_in(args.tree):
         wait_for_ssh(args, None)
         return False
     check_address(args.address, args.port)
-    console = args.tree.with_suffix(".console.log")
+    console = beside(args.tree, CONSOLE)
     console.unlink(missing_ok=True)
     child = os.fork()
     if child == 0:
         try:
-            supervise(args.name, args.tree, args.bind, args.tree.with_suffix(".lock"), console)
+            supervise(args.name, args.tree, args.bind, beside(args.tree, LOCK), console)
         except BaseException as error:  # a daemon has nobody to raise to: the log is where it speaks
             if not isinstance(error, SystemExit):
                 print(f"supervisor: {error!r}", file=sys.stderr, flush=True)
@@ -269,7 +280,7 @@ def start(args: argparse.Namespace) -> bool:
 
 def wait_for_ssh(args: argparse.Namespace, supervisor: int | None) -> None:
     """Wait, bounded, until the host greets over SSH; a supervisor that died says why."""
-    console = args.tree.with_suffix(".console.log")
+    console = beside(args.tree, CONSOLE)
     deadline = time.monotonic() + args.timeout
     while not answers_ssh(args.address, args.port):
         if supervisor is not None and os.waitpid(supervisor, os.WNOHANG) != (0, 0):
@@ -316,7 +327,7 @@ def wait_until_empty(tree: Path, timeout: float) -> bool:
 
 def is_supervised(tree: Path) -> bool:
     """Whether a supervisor holds the host's lock."""
-    lock_file = tree.with_suffix(".lock")
+    lock_file = beside(tree, LOCK)
     if not lock_file.exists():
         return False
     with lock_file.open() as lock:
@@ -353,7 +364,7 @@ def main(argv: list[str]) -> int:
     try:
         check_machine()
         print("changed" if ACTIONS[args.action](args) else "unchanged")
-    except SandboxError as error:
+    except (SandboxError, OSError, subprocess.CalledProcessError) as error:
         print(f"sandbox: {error}", file=sys.stderr)
         return 1
     return 0
