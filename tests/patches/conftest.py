@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,17 +109,14 @@ def models(python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     return {name: folder / name for name in cases}
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def altered(
-    python: str, series: patches.Series, tmp_path: Path
-) -> Iterator[Callable[[set[str], list[overlay.Edit]], Stack]]:
-    """Makes the stack without some patches and with some texts changed."""
-    site = tmp_path / "site"
-
-    def build(left_out: set[str], edits: list[overlay.Edit]) -> Stack:
-        kept = tuple(patch for patch in series.patches if patch.file not in left_out)
-        overlay.build(site, patches.site_packages_of(python), patches.Series(kept), edits)
-        return Stack(python, site)
-
-    yield build
-    shutil.rmtree(site, ignore_errors=True)
+    python: str, series: patches.Series, site: Path, left_out: set[str], edits: Sequence[overlay.Edit] = ()
+) -> Iterator[Stack]:
+    """The stack without some patches and with some texts changed, in a folder that is removed again."""
+    kept = tuple(patch for patch in series.patches if patch.file not in left_out)
+    overlay.build(site, patches.site_packages_of(python), patches.Series(kept), edits)
+    try:
+        yield Stack(python, site)
+    finally:
+        shutil.rmtree(site)

@@ -8,14 +8,15 @@ tolerance or more, so that neither a slower machine's other kernels nor luck dec
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import overlay
 import pytest
 import yaml
-from conftest import HERE, Stack
+from conftest import HERE, Stack, altered
 from octoserve import patches
 
 TOLERANCE = 1e-3
@@ -41,18 +42,41 @@ def test_two_ranks_agree_with_transformers(patched: Stack, models: dict[str, Pat
     assert result.get("difference", result) < TOLERANCE
 
 
+@pytest.fixture(scope="module")
+def outcomes(
+    request: pytest.FixtureRequest,
+    python: str,
+    series: patches.Series,
+    models: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, Future[Any]]]:
+    """What each selected mutation ends in. Two run at once, since most of a run is one thread that imports."""
+    folder = tmp_path_factory.mktemp("sites")
+
+    def score(name: str) -> Any:
+        mutation = MUTATIONS[name]
+        left_out = {mutation["take_out"]} if "take_out" in mutation else set()
+        edits = [overlay.Edit(**mutation["edit"])] if "edit" in mutation else []
+        with altered(python, series, folder / name, left_out, edits) as stack:
+            return stack.score([models[PROBE]], OMP_NUM_THREADS="1")[PROBE]
+
+    selected = [str(item.callspec.params["name"]) for item in request.session.items if is_mutation_test(item)]
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        yield {name: pool.submit(score, name) for name in selected}
+        pool.shutdown(cancel_futures=True)
+
+
+def is_mutation_test(item: pytest.Item) -> TypeGuard[pytest.Function]:
+    return isinstance(item, pytest.Function) and item.originalname == "test_a_fault_is_seen"
+
+
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_fault_is_seen(
-    altered: Callable[[set[str], list[overlay.Edit]], Stack], models: dict[str, Path], name: str
-) -> None:
-    mutation = MUTATIONS[name]
-    left_out = {mutation["take_out"]} if "take_out" in mutation else set()
-    edits = [overlay.Edit(**mutation["edit"])] if "edit" in mutation else []
-    result = altered(left_out, edits).score([models[PROBE]])[PROBE]
-    if mutation["fails_with"] == "difference":
+def test_a_fault_is_seen(outcomes: dict[str, Future[Any]], name: str) -> None:
+    result, wanted = outcomes[name].result(), MUTATIONS[name]["fails_with"]
+    if wanted == "difference":
         assert result.get("difference", 0) > MARGIN * TOLERANCE, result
     else:
-        assert re.search(mutation["fails_with"], result.get("error", "no error")), result
+        assert re.search(wanted, result.get("error", "no error")), result
 
 
 def test_every_patch_with_a_cpu_proof_is_taken_out_once(series: patches.Series) -> None:

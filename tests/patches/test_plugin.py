@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import overlay
 import pytest
-from conftest import Stack
+from conftest import Stack, altered
 from octoserve import patches
 
 
@@ -82,11 +80,11 @@ def test_each_rank_takes_its_own_shard(found: dict[str, Any]) -> None:
     assert found["shards"] == {"gate_up": [0, 4], "q": [0, 4], "k": [0, 2]}
 
 
-def test_without_the_patches_for_cuda_the_last_two_fail(
-    series: patches.Series, altered: Callable[[set[str], list[overlay.Edit]], Stack], tmp_path: Path
-) -> None:
-    assert [patch.file[:4] for patch in series.patches if patch.proof == "cuda"] == ["0008", "0009"]
-    released = check(altered({patch.file for patch in series.patches if patch.proof == "cuda"}, []), tmp_path / "files")
+def test_without_the_patches_for_cuda_the_last_two_fail(python: str, series: patches.Series, tmp_path: Path) -> None:
+    for_cuda = {patch.file for patch in series.patches if patch.proof == "cuda"}
+    assert sorted(file[:4] for file in for_cuda) == ["0008", "0009"]
+    with altered(python, series, tmp_path / "site", for_cuda) as stack:
+        released = check(stack, tmp_path / "files")
     module = "model.layers.0.self_attn.indexer.q"
     assert released["renamed"] == [f"{module}weight_types_proj.qweight_type", f"{module}weights_proj.qweight"]
     assert released["shards"] == {"gate_up": [0, 0], "q": [0, 0], "k": [0, 0]}
