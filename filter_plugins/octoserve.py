@@ -27,12 +27,18 @@ def _reported(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def python_files(folder: str) -> dict[str, str]:
+    """Text of each Python file of a folder on the controller, by name."""
+    return {path.name: path.read_text() for path in sorted(Path(folder).glob("*.py"))}
+
+
 class FilterModule:
     """What Ansible asks a filter plugin for."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Names as templates use them."""
         return {
+            "python_files": python_files,
             "octoserve_profile": _reported(profile.check),
             "vllm_arguments": unit_file.arguments,
             "systemd_quote": unit_file.quote,
