@@ -2,13 +2,16 @@
 SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: demo test lint unit molecule clean lock controller tools
+STACK ?= vllm-0.32.0
+STACK_VENV := $(CURDIR)/.cache/stacks/$(STACK)-cpu
+
+.PHONY: demo test lint unit molecule test-patches patches-import patches-export clean lock controller tools
 
 demo: controller  ## the main job, on a host made on this machine
 	ansible-playbook playbooks/sandbox.yml -i inventory/sandbox
 	ansible-playbook site.yml -i inventory/sandbox
 
-test: lint unit molecule  ## all that needs no GPU
+test: lint unit test-patches molecule  ## all that needs no GPU
 
 lint: tools  ## ansible-lint, yamllint, ruff, mypy
 	ruff check .
@@ -22,6 +25,16 @@ unit: tools  ## unit tests
 
 molecule: tools  ## scenarios in the sandbox
 	NO_COLOR=1 molecule test --all
+
+test-patches: tools  ## the patched stack against transformers, and without each patch
+	PYTHONPATH=module_utils python scripts/stack_venv.py $(STACK) cpu $(STACK_VENV)
+	OCTOSERVE_STACK_VENV=$(STACK_VENV) pytest tests/patches
+
+patches-import: tools  ## the stack as a git tree, one commit a patch: .cache/patches/$(STACK)
+	PYTHONPATH=module_utils python scripts/patches_tree.py import files/patches/$(STACK) .cache/patches/$(STACK)
+
+patches-export: tools  ## the tree's commits as patches and series.yml
+	PYTHONPATH=module_utils python scripts/patches_tree.py export files/patches/$(STACK) .cache/patches/$(STACK)
 
 clean: controller  ## remove the sandbox, its hosts and all that was built
 	ansible-playbook playbooks/sandbox.yml -i inventory/sandbox -e sandbox_state=absent
