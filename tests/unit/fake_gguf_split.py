@@ -1,7 +1,7 @@
 """Stands in for llama-gguf-split in unit tests, which must not need a build; the real tool is tested in molecule.
 
 FAKE_GGUF_SPLIT names what goes wrong: nothing, flip (one bit of the last tensor), short (stops half way and ends 0,
-as the real tool does on a full disk), die (ends 3 half way), order (metadata in another order), silent (no output),
+as the real tool does on a full disk), die (ends 3 half way), late (ends 3 after all), extra (more bytes), order (metadata in another order), silent (no output),
 pause (waits half way for the file FAKE_GGUF_SPLIT_GO).
 """
 
@@ -42,7 +42,10 @@ def main() -> int:
             out.write(bytes(data) + bytes(-len(data) % 32))
         out.seek(0)
         out.write(_reordered(layout.header) if fault == "order" else layout.header)
-    return 0
+        if fault == "extra":
+            out.seek(0, os.SEEK_END)
+            out.write(bytes(32))
+    return 3 if fault == "late" else 0
 
 
 def _reordered(header: bytes) -> bytes:

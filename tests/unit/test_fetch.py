@@ -81,6 +81,8 @@ def test_file_is_fetched_verified_and_receipted(fetcher: Fetcher, hub: Server) -
     assert result["fetched"] == [NAME]
     assert plan(fetcher.folder, [item]).complete
     assert not fetcher.path(".part").exists()
+    # Compressed on the way, a part of a file could not be resumed.
+    assert [request.headers["Accept-Encoding"] for request in hub.requests] == ["identity"] * 2
 
 
 def test_broken_connections_are_resumed_where_they_broke(fetcher: Fetcher, hub: Server) -> None:

@@ -297,6 +297,16 @@ def test_split_of_another_model_is_found(tmp_path: Path, other: Any, message: st
         read_set(paths)
 
 
+def test_tensors_must_add_up(tmp_path: Path) -> None:
+    """All splits agree on seven tensors, and hold six."""
+    parts = tiny_parts()
+    paths = split_set(tmp_path, "tiny", [*parts[:2], {**parts[2], "extra": f32(1)}], tiny_metadata())
+    shorter = {"split.no": Typed(2, 2), "split.count": Typed(2, 3), "split.tensors.count": Typed(5, 7)}
+    paths[2].write_bytes(gguf(shorter, parts[2]))
+    with pytest.raises(GgufError, match=r"hold 6 tensors, wanted split.tensors.count 7"):
+        read_set(paths)
+
+
 def test_metadata_that_later_splits_repeat_must_agree(tmp_path: Path) -> None:
     paths = tiny_set(tmp_path)
     keys = {
