@@ -1,8 +1,8 @@
 """Stands in for llama-gguf-split in unit tests, which must not need a build; the real tool is tested in molecule.
 
 FAKE_GGUF_SPLIT names what goes wrong: nothing, flip (one bit of the last tensor), short (stops half way and ends 0,
-as the real tool does on a full disk), die (ends 3 half way), late (ends 3 after all), extra (more bytes), order (metadata in another order), silent (no output),
-pause (waits half way for the file FAKE_GGUF_SPLIT_GO).
+as the real tool does on a full disk), die (ends 3 half way), late (ends 3 after all), extra (more bytes), order
+(metadata in another order), silent (no output), pause (waits half way for the file FAKE_GGUF_SPLIT_GO).
 """
 
 import os
