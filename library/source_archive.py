@@ -88,11 +88,13 @@ def main() -> None:
     params = module.params
     origin = source.Origin(params["kind"], params["url"], params["version"], params["sha256"])
     archive = origin.path(Path(params["path"]))
-    changed = not archive.exists()
     try:
+        digest = source.sha256_of(archive) if archive.exists() else ""
+        # One that was damaged since it was fetched is no better than none.
+        changed = not digest or digest != (origin.sha256 or digest)
         if changed and not module.check_mode:
             source.fetch(origin, archive)
-        digest = source.sha256_of(archive) if archive.exists() else ""
+            digest = source.sha256_of(archive)
     except (OSError, source.SourceError) as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=changed, archive=str(archive), file_name=archive.name, sha256=digest)
