@@ -105,8 +105,8 @@ def main() -> None:
         changed = not archive.exists()
         if changed and not module.check_mode:
             result["wheels"] = wheelhouse.gather(lock_file, archive, target, module.params["extra_index_urls"])
-    except (OSError, wheelhouse.WheelhouseError) as error:
-        module.fail_json(msg=str(error))
+    except (OSError, UnicodeDecodeError, wheelhouse.WheelhouseError) as error:
+        module.fail_json(msg=f"{lock_file}: {error}")
     module.exit_json(changed=changed, archive=str(archive), file_name=archive.name, **result)
 
 

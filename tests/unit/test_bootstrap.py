@@ -59,7 +59,7 @@ def bootstrap(checkout: Path, path: Path, *arguments: str) -> subprocess.Complet
         "PIP_FIND_LINKS": str(wheels),
         "PIP_CONFIG_FILE": "/dev/null",
     }
-    command = [checkout / "scripts/bootstrap.sh", *arguments]
+    command = [str(checkout / "scripts/bootstrap.sh"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=path)
 
 
