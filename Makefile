@@ -5,13 +5,14 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 STACK ?= vllm-0.32.0
 STACK_VENV := $(CURDIR)/.cache/stacks/$(STACK)-cpu
 
-.PHONY: demo test lint unit molecule test-patches patches-import patches-export clean lock controller tools
+.PHONY: demo test lint unit molecule test-patches test-demo-patches patches-import patches-export clean lock controller tools
 
 demo: controller  ## the main job, on a host made on this machine
 	ansible-playbook playbooks/sandbox.yml -i inventory/sandbox
 	ansible-playbook site.yml -i inventory/sandbox
 
 test: lint unit test-patches molecule  ## all that needs no GPU
+	@scripts/stale_results.py
 
 lint: tools  ## ansible-lint, yamllint, ruff, mypy
 	ruff check .
@@ -29,6 +30,9 @@ molecule: tools  ## scenarios in the sandbox
 test-patches: tools  ## the patched stack against transformers, and without each patch
 	PYTHONPATH=module_utils python scripts/stack_venv.py $(STACK) cpu $(STACK_VENV)
 	OCTOSERVE_STACK_VENV=$(STACK_VENV) pytest tests/patches
+
+test-demo-patches: tools  ## the demo without each patch in turn (long; leaves a result to commit)
+	python tests/demo/without_each_patch.py
 
 patches-import: tools  ## the stack as a git tree, one commit a patch: .cache/patches/$(STACK)
 	PYTHONPATH=module_utils python scripts/patches_tree.py import files/patches/$(STACK) .cache/patches/$(STACK)
