@@ -22,7 +22,7 @@ class Runner:
         places = [*ansible.module_utils.__path__, str(ROOT / "module_utils")]
         monkeypatch.setattr(ansible.module_utils, "__path__", places)
 
-    def __call__(self, called: str, check: bool = False, **arguments: Any) -> dict[str, Any]:
+    def __call__(self, called: str, check: Any = False, **arguments: Any) -> dict[str, Any]:
         spec = importlib.util.spec_from_file_location(f"library_{called}", ROOT / "library" / f"{called}.py")
         assert spec
         assert spec.loader
@@ -34,7 +34,7 @@ class Runner:
         answer: dict[str, Any] = json.loads(self._capsys.readouterr().out)
         return answer
 
-    def changed(self, called: str, check: bool = False, **arguments: Any) -> bool:
+    def changed(self, called: str, check: Any = False, **arguments: Any) -> bool:
         """Run it, which must succeed, and return whether it changed something."""
         answer = self(called, check, **arguments)
         assert not answer.get("failed"), answer["msg"]
