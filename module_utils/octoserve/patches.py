@@ -21,7 +21,7 @@ from typing import Any
 from . import atomic, unified_diff
 
 PROOFS = ("cpu", "cuda")
-#: DEP-3, https://dep-team.pages.debian.net/deps/dep3/, and beyond it what a patch is for and where it is proven.
+#: DEP-3 (Patch Tagging Guidelines), and beyond it what a patch is for and where it is proven.
 REQUIRED_HEADERS = ("Description", "Origin", "Last-Update", "Applies-To", "Proof")
 _HEADER = re.compile(r"([A-Za-z][A-Za-z-]*): ?(.*)")
 _YAML_TO_JSON = "import json, sys, yaml; print(json.dumps(yaml.safe_load(open(sys.argv[1], encoding='utf-8'))))"

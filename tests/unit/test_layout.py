@@ -1,0 +1,39 @@
+"""The folders that people rely on, and commands from the folders that they stand in."""
+
+from __future__ import annotations
+
+import configparser
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def settings(path: Path) -> dict[str, str]:
+    parser = configparser.ConfigParser()
+    parser.read(path)
+    return dict(parser["defaults"])
+
+
+def test_both_configurations_say_the_same() -> None:
+    here, below = settings(ROOT / "ansible.cfg"), settings(ROOT / "playbooks/ansible.cfg")
+    assert here == {name: value.removeprefix("../") for name, value in below.items()}
+    assert [value for value in below.values() if value.startswith("../")]
+
+
+@pytest.mark.parametrize(("folder", "playbook"), [(".", "playbooks/gates.yml"), ("playbooks", "gates.yml")])
+def test_a_chapter_is_found_from_root_and_from_its_folder(folder: str, playbook: str) -> None:
+    command = ["ansible-playbook", playbook, "--list-tasks", "--list-hosts"]
+    done = subprocess.run(command, cwd=ROOT / folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "gates : Ask the questions" in done.stdout or "Find the service" in done.stdout
+    assert "sandbox" in done.stdout
+    assert "WARNING" not in done.stderr, done.stderr
+
+
+def test_the_story_of_a_deploy_is_imports_only() -> None:
+    lines = [line.strip() for line in (ROOT / "site.yml").read_text().splitlines()]
+    kinds = ("- name:", "ansible.builtin.import_playbook:", "tags:", "#", "---")
+    assert [line for line in lines if line and not line.startswith(kinds)] == []
