@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 import subprocess
 from pathlib import Path
 
@@ -37,3 +38,9 @@ def test_the_story_of_a_deploy_is_imports_only() -> None:
     lines = [line.strip() for line in (ROOT / "site.yml").read_text().splitlines()]
     kinds = ("- name:", "ansible.builtin.import_playbook:", "tags:", "#", "---")
     assert [line for line in lines if line and not line.startswith(kinds)] == []
+
+
+def test_every_setting_stands_in_the_docs() -> None:
+    used = set(re.findall(r"\b(octoserve_\w+) \| default", (ROOT / "playbooks/vars/settings.yml").read_text()))
+    shown = set(re.findall(r"^\| `(octoserve_\w+)` \|", (ROOT / "docs/settings.md").read_text(), re.MULTILINE))
+    assert used | {"octoserve_profile"} == shown
