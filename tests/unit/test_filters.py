@@ -1,0 +1,64 @@
+"""What templates and settings call, and the unit that comes out of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+import systemd_syntax
+from ansible.errors import AnsibleFilterError
+
+ROOT = Path(__file__).parents[2]
+PATHS = ("release", "home", "config_dir", "state_dir", "models_dir", "model", "cache_dir")
+
+
+@pytest.fixture(scope="module")
+def filters() -> dict[str, Callable[..., Any]]:
+    """Loaded by its path, as Ansible does."""
+    spec = importlib.util.spec_from_file_location("octoserve_filters", ROOT / "filter_plugins/octoserve.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: dict[str, Callable[..., Any]] = module.FilterModule().filters()
+    return found
+
+
+def test_a_mistake_is_a_filter_error(filters: dict[str, Callable[..., Any]]) -> None:
+    """Ansible shows it in a line; any other exception comes with a traceback."""
+    with pytest.raises(AnsibleFilterError, match=r"profile demo: .*stack is missing"):
+        filters["octoserve_profile"]({"name": "demo"}, "demo")
+    with pytest.raises(AnsibleFilterError, match="KEY holds a line break"):
+        filters["systemd_environment"]({"KEY": "one\ntwo"})
+
+
+def test_the_unit_starts_exactly_what_was_meant(filters: dict[str, Callable[..., Any]]) -> None:
+    options = {
+        "hf-overrides": {"index_topk": 0, "note": "100 % of $HOME, \"quoted\" and 'so'\n\\"},
+        "max-model-len": 4096,
+        "enable-prefix-caching": False,
+        "chat-template": "# {{ no template }};",
+    }
+    words = filters["vllm_arguments"](options)
+    # As Ansible sets it up; what this test does not give stays empty. It writes text, no HTML to escape.
+    environment = jinja2.Environment(trim_blocks=True, undefined=jinja2.ChainableUndefined)
+    environment.filters.update(filters, basename=os.path.basename)
+    template = environment.from_string((ROOT / "templates/vllm.service.j2").read_text())
+    unit = template.render(
+        {f"vllm_service_{name}": f"/srv/{name}" for name in PATHS}
+        | {"vllm_service_model": "/srv/a model $x.gguf", "vllm_service_start_timeout": 600}
+        | {"_vllm_service_words": words}
+    )
+    assert systemd_syntax.exec_start(unit) == [
+        "/srv/release/bin/python",
+        "-m",
+        "vllm.entrypoints.cli.main",
+        "serve",
+        "/srv/a model $x.gguf",
+        *words,
+    ]
