@@ -1,8 +1,9 @@
 """Serves models of make_models.py in this interpreter's vLLM and compares with transformers.
 
-``score.py OPTIONS FOLDER...`` prints one line of JSON: for each folder's name ``{"difference": …}``, the largest
-absolute difference of a natural-log probability over all positions and tokens, or ``{"error": …}`` with what
-loading or answering ended in. OPTIONS is JSON of further arguments of ``vllm.LLM``.
+``score.py OPTIONS FOLDER...`` prints one line of JSON. For each folder's name it holds
+``{"difference": …, "same_tokens": …}``, the largest absolute difference of a natural-log probability over all
+positions and tokens, or ``{"error": …}``, what loading or answering ended in. OPTIONS is JSON of further arguments
+of ``vllm.LLM``.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -38,8 +39,8 @@ def load(folder: Path, options: dict[str, Any]) -> Any:
     )
 
 
-def score(model: Any, folder: Path) -> float:
-    """Largest absolute difference of a log probability; infinite where an answer has another token."""
+def score(model: Any, folder: Path) -> dict[str, Any]:
+    """Largest absolute difference of a log probability, as far as the answers have the same tokens."""
     from vllm import SamplingParams  # noqa: PLC0415 (as above)
 
     prompts = json.loads((folder / "prompts.json").read_text())
@@ -49,16 +50,17 @@ def score(model: Any, folder: Path) -> float:
         temperature=0, max_tokens=length, ignore_eos=True, prompt_logprobs=-1, logprobs=-1, detokenize=False
     )
     outputs = model.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
-    worst = 0.0
+    worst, same = 0.0, True
     for number, output in enumerate(outputs):
         reference = wanted[f"logprobs_{number}"]
-        positions = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
-        found = np.array([[position[token].logprob for token in range(reference.shape[1])] for position in positions])
-        difference = np.abs(found - reference)
-        if list(output.outputs[0].token_ids) != list(wanted[f"answer_{number}"]) or np.isnan(difference).any():
-            return float("inf")
-        worst = max(worst, float(difference.max()))
-    return worst
+        answer, found = list(wanted[f"answer_{number}"]), output.outputs[0]
+        agreed = next((n for n in range(length) if answer[n] != found.token_ids[n]), length)
+        positions = [*output.prompt_logprobs[1:], *found.logprobs[: agreed + 1]]
+        values = np.array([[position[token].logprob for token in range(reference.shape[1])] for position in positions])
+        difference = np.abs(values - reference[: len(values)]).max()
+        worst = max(worst, float("inf") if np.isnan(difference) else float(difference))
+        same = same and agreed == length
+    return {"difference": worst, "same_tokens": same}
 
 
 def check_command_line() -> None:
@@ -77,7 +79,7 @@ def run(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
 
     try:
         model = load(folder, options)
-        result: dict[str, Any] = {"difference": score(model, folder)}
+        result = score(model, folder)
         del model
     except Exception as error:
         result = {"error": f"{type(error).__name__}: {error}"}
