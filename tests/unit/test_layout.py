@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def test_both_configurations_say_the_same() -> None:
 
 @pytest.mark.parametrize(("folder", "playbook"), [(".", "playbooks/gates.yml"), ("playbooks", "gates.yml")])
 def test_a_chapter_is_found_from_root_and_from_its_folder(folder: str, playbook: str) -> None:
-    command = ["ansible-playbook", playbook, "--list-tasks", "--list-hosts"]
+    command = [str(Path(sys.executable).with_name("ansible-playbook")), playbook, "--list-tasks", "--list-hosts"]
     done = subprocess.run(command, cwd=ROOT / folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "gates : Ask the questions" in done.stdout or "Find the service" in done.stdout
