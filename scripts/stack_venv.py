@@ -9,6 +9,8 @@ Needs module_utils on PYTHONPATH, as `make` sets it.
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +18,18 @@ import yaml
 from octoserve import stack, venv, wheelhouse
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def interpreter(version: str, uv: str) -> str:
+    """A Python of the lock's version: this machine's, else one that uv brings (from github.com)."""
+    here = shutil.which(f"python{version}")
+    # A name may be there and not work: version managers put such stand-ins on PATH.
+    if here and subprocess.run([here, "--version"], capture_output=True, check=False).returncode == 0:
+        return here
+    print(f"stack_venv: no python{version} on this machine, asking uv for one", flush=True)
+    subprocess.run([uv, "python", "install", "--quiet", version], check=True)
+    found = subprocess.run([uv, "python", "find", version], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
 
 
 def main(name: str, variant_name: str, path: Path) -> int:
@@ -34,7 +48,8 @@ def main(name: str, variant_name: str, path: Path) -> int:
     print(f"stack_venv: installing {name} {variant_name} into {path}", flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     source = venv.Source(variant.lock, archive)
-    venv.make(path, f"python{variant.python}", source, str(ROOT / ".venv/bin/uv"))
+    uv = str(ROOT / ".venv/bin/uv")
+    venv.make(path, interpreter(variant.python, uv), source, uv)
     return 0
 
 
