@@ -16,7 +16,7 @@ options:
     required: true
   state:
     description:
-      - V(recorded) finds the record of O(content), or writes the next one.
+      - V(recorded) writes the next record, unless the newest one has this O(content).
       - V(passed) notes that the gates of O(number) passed and makes it C(current).
       - V(failed) notes that they did not; C(current) stays.
       - V(latest) only looks which record is the newest.

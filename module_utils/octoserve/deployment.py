@@ -42,12 +42,14 @@ def next_number(folder: Path) -> int:
 
 
 def find(folder: Path, content: dict[str, Any]) -> int | None:
-    """The newest record with exactly this content, or None."""
-    wanted = digest(content)
-    for number in reversed(numbers(folder)):
-        if digest(read(folder, number)) == wanted:
-            return number
-    return None
+    """The newest record where it has exactly this content, else None.
+
+    Only the newest: what runs is always the highest number, also after a way back to what an older one holds.
+    """
+    number = max(numbers(folder), default=None)
+    if number is None or digest(read(folder, number)) != digest(content):
+        return None
+    return number
 
 
 def read(folder: Path, number: int) -> dict[str, Any]:

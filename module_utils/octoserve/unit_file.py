@@ -26,7 +26,8 @@ def quote(word: str) -> str:
 def arguments(options: Mapping[str, Any]) -> list[str]:
     """Turn {"max-model-len": 4096} into ["--max-model-len=4096"], as vLLM's own parser reads them.
 
-    True gives --name, False gives --no-name, None leaves the option out, mappings and lists become JSON.
+    True gives --name, False gives --no-name (leave out an option that has no such form), None leaves the option out,
+    a mapping becomes JSON, a list several words.
     """
     words = []
     for name, value in options.items():
@@ -34,8 +35,10 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
             continue
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
-        elif isinstance(value, (dict, list)):
+        elif isinstance(value, dict):
             words.append(f"--{name}={json.dumps(value, separators=(',', ':'))}")
+        elif isinstance(value, list):
+            words += [f"--{name}", *map(str, value)]
         else:
             words.append(f"--{name}={value}")
     return words

@@ -38,7 +38,8 @@ def digest(lock: Path) -> str:
 def is_installed(path: Path, lock_digest: str) -> bool:
     """Whether the folder is a complete environment of that lock."""
     stamp = path / STAMP
-    return stamp.exists() and stamp.read_text().strip() == lock_digest
+    # The interpreter is a link that an upgrade of the distribution can leave dangling.
+    return (path / "bin/python").exists() and stamp.exists() and stamp.read_text().strip() == lock_digest
 
 
 def make(path: Path, python: str, source: Source, uv: str | None = None) -> None:

@@ -86,6 +86,11 @@ def gather(lock_file: Path, archive: Path, target: Target, extra_index_urls: Seq
     """
     wanted = pinned(lock_file.read_text())
     archive.parent.mkdir(parents=True, exist_ok=True)
+    for left in archive.parent.glob(f".{archive.stem}-*"):  # by a controller that was killed
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
     wheels = Path(tempfile.mkdtemp(prefix=f".{archive.stem}-", dir=archive.parent))
     partial = wheels.with_name(f"{wheels.name}.tar.partial")
     try:

@@ -35,12 +35,12 @@ def test_numbers_go_on_behind_four_digits(tmp_path: Path) -> None:
     assert deployment.numbers(tmp_path) == [9998, 9999, 10000, 10001]
 
 
-def test_a_record_is_found_by_its_content(tmp_path: Path) -> None:
+def test_only_the_newest_record_is_found_by_its_content(tmp_path: Path) -> None:
     for content in (ONE, TWO, ONE):
         deployment.record(tmp_path, content)
     turned = dict(reversed(ONE.items()))
-    assert deployment.find(tmp_path, turned) == 3, "the newest, whatever the order of keys"
-    assert deployment.find(tmp_path, TWO) == 2
+    assert deployment.find(tmp_path, turned) == 3, "whatever the order of keys"
+    assert deployment.find(tmp_path, TWO) is None, "what runs must be the highest number"
     assert deployment.find(tmp_path, {**ONE, "environment": {"A": 1}}) is None
     assert deployment.find(tmp_path / "nowhere", ONE) is None
 

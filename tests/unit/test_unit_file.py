@@ -100,3 +100,9 @@ def test_arguments_are_written_as_the_server_reads_them() -> None:
         '--hf-overrides={"index_topk":0,"b":[1,2]}',
         "--reasoning-parser=",
     ]
+
+
+def test_a_list_becomes_several_words_and_a_mapping_one() -> None:
+    options = {"cudagraph-capture-sizes": [1, 2, 4], "hf-overrides": {"index_topk": 0}}
+    words = ["--cudagraph-capture-sizes", "1", "2", "4", '--hf-overrides={"index_topk":0}']
+    assert unit_file.arguments(options) == words
