@@ -92,6 +92,8 @@ def patched(python: str, series: patches.Series) -> Stack:
     known = [path.read_bytes() for path in sorted(SERIES.glob("*")) if path.suffix in (".patch", ".yml")]
     digest = hashlib.sha256(b"".join([*known, str(site_packages).encode()])).hexdigest()[:16]
     target = CACHE / digest
+    for other in set(CACHE.glob("[0-9a-f]" * 16)) - {target}:
+        shutil.rmtree(other)
     if not target.exists():
         overlay.build(target, site_packages, series)
     faults = patches.verify(patches.final_hashes(series), target)
