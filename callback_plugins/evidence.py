@@ -17,7 +17,7 @@ from ansible.template import Templar
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "module_utils"))
 
-from octoserve import evidence  # noqa: E402 - found through the line above
+from octoserve import evidence
 
 DOCUMENTATION = r"""
 name: evidence

@@ -39,7 +39,7 @@ def adopt(merged: Path, sources: Sequence[Wanted], token: str | None, progress: 
 
     `sources` are the splits in order, on a hub. Raises GgufError or WorkerError that names what differs.
     """
-    from .download import Hub  # noqa: PLC0415 - needs requests, which hosts without a hub need not have
+    from .download import Hub
 
     hub = Hub(token)
     progress.phase("reading the splits' headers", len(sources), "headers")

@@ -28,7 +28,7 @@ def two_sided_probability(t: float, freedom: int) -> float:
 
 def quantile(probability: float, freedom: int) -> float:
     """The t that T with ``freedom`` degrees of freedom stays below with ``probability`` (0.5 < p < 1)."""
-    if freedom < 1 or not 0.5 < probability < 1:  # noqa: PLR2004 - the centre of the distribution
+    if freedom < 1 or not 0.5 < probability < 1:
         raise ValueError(f"no quantile {probability} of t with {freedom} degrees of freedom")
     low, high = 0.0, 1.0
     while (1 + two_sided_probability(high, freedom)) / 2 < probability:

@@ -56,7 +56,7 @@ def measure(chunks: Sequence[Chunk]) -> Trial:
     """
     answer = join_chunks(chunks)
     events = [c for c in chunks if c.text or c.reasoning or c.tool_calls or c.finish_reason]
-    if len(events) < 2:  # noqa: PLR2004 - a rate needs two moments
+    if len(events) < 2:
         raise MeasurementError(f"the stream has {len(events)} events with text, wanted at least 2")
     if answer.usage is None:
         raise MeasurementError("the stream holds no usage, so its tokens cannot be counted")

@@ -22,8 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "module_utils"), str(ROOT / "tests" / "unit")]
 
-from gguf_writer import Data, header, i32, tiny_metadata, u16  # noqa: E402  # found through the lines above
-from octoserve.job import read_state, write_json  # noqa: E402  # as above
+from gguf_writer import Data, header, i32, tiny_metadata, u16  # found through the lines above
+from octoserve.job import read_state, write_json  # as above
 
 SPLITS, TENSORS = 4, 4
 BLOCK = 64 << 20

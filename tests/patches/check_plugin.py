@@ -33,7 +33,7 @@ Names = dict[str, str]
 
 def names_of(path: Path, **changes: Any) -> Names:
     """The name map that the adapter makes of a file, with the shape's config but for some values."""
-    from vllm_gguf_plugin.weights_adapter import get_weights_adapter  # noqa: PLC0415 (patched code)
+    from vllm_gguf_plugin.weights_adapter import get_weights_adapter
 
     config = config_of(**changes)
     adapter = get_weights_adapter(config)
@@ -71,7 +71,7 @@ def indexers(folder: Path) -> list[str]:
 
 def lite(folder: Path) -> Names:
     """Names of a mixture-of-experts layer of DeepSeek V2 Lite: no q_lora, kv_b in one piece, softmax routing."""
-    from vllm_gguf_plugin.weights_adapter.deepseek import layer_names  # noqa: PLC0415 (patched code)
+    from vllm_gguf_plugin.weights_adapter.deepseek import layer_names
 
     config = AutoConfig.for_model("deepseek_v2", q_lora_rank=None, first_k_dense_replace=1, n_shared_experts=2)
     names: Names = layer_names(config, 1, {"blk.1.attn_kv_b.weight"})
@@ -80,7 +80,7 @@ def lite(folder: Path) -> Names:
 
 def renamed(folder: Path) -> list[str]:
     """Names under which a quantized weights_proj comes, as a CUDA run reads it."""
-    from vllm_gguf_plugin.weight_utils import gguf_quant_weights_iterator  # noqa: PLC0415 (patched code)
+    from vllm_gguf_plugin.weight_utils import gguf_quant_weights_iterator
 
     path = write(folder, "quantized", mix=((r"indexer\.proj", Kind.Q8_0),))
     wanted = {"blk.0.indexer.proj.weight": "model.layers.0.self_attn.indexer.weights_proj.weight"}
@@ -89,7 +89,7 @@ def renamed(folder: Path) -> list[str]:
 
 def shards(folder: Path) -> dict[str, list[int]]:
     """First rows that each of two ranks takes from a fused projection of eight rows, query, and of four, key."""
-    from vllm_gguf_plugin.quantization import params  # noqa: PLC0415 (patched code)
+    from vllm_gguf_plugin.quantization import params
 
     taken: dict[str, list[int]] = {"gate_up": [], "q": [], "k": []}
     rows = torch.arange(8).reshape(8, 1).to(torch.uint8)
@@ -110,21 +110,21 @@ def shards(folder: Path) -> dict[str, list[int]]:
 
 def unfilled(folder: Path) -> None:
     """A model that loaded one of its two parameters."""
-    from vllm_gguf_plugin.loader import _require_filled  # noqa: PLC0415 (patched code)
+    from vllm_gguf_plugin.loader import _require_filled
 
     _require_filled(torch.nn.Linear(2, 2), {"weight"})
 
 
 def one_half(folder: Path) -> list[str]:
     """A k_b_proj without its v_b_proj."""
-    from vllm_gguf_plugin.weights_adapter.mla import merge_kv_b_weights  # noqa: PLC0415 (patched code)
+    from vllm_gguf_plugin.weights_adapter.mla import merge_kv_b_weights
 
     return [name for name, _ in merge_kv_b_weights([("a.k_b_proj.weight", torch.zeros(1, 2, 3))])]
 
 
 def typeless(folder: Path) -> list[str]:
     """A quantized weight that comes without its type."""
-    from vllm_gguf_plugin.dequantize import dequantize_weights  # noqa: PLC0415 (patched code)
+    from vllm_gguf_plugin.dequantize import dequantize_weights
 
     return [name for name, _ in dequantize_weights([("a.qweight", torch.zeros(1))])]
 

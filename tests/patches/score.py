@@ -24,7 +24,7 @@ import numpy as np
 
 def load(folder: Path, options: dict[str, Any]) -> Any:
     """The model of a folder, as a profile of the CPU would serve it."""
-    from vllm import LLM  # noqa: PLC0415 (its import is part of what may fail)
+    from vllm import LLM
 
     return LLM(
         model=str(sorted(folder.glob("model*.gguf"))[0]),
@@ -41,7 +41,7 @@ def load(folder: Path, options: dict[str, Any]) -> Any:
 
 def score(model: Any, folder: Path) -> dict[str, Any]:
     """Largest absolute difference of a log probability, as far as the answers have the same tokens."""
-    from vllm import SamplingParams  # noqa: PLC0415 (as above)
+    from vllm import SamplingParams
 
     prompts = json.loads((folder / "prompts.json").read_text())
     wanted = np.load(folder / "reference.npz")
@@ -65,7 +65,7 @@ def score(model: Any, folder: Path) -> dict[str, Any]:
 
 def check_command_line() -> None:
     """`vllm serve` starts with the command line that `vllm --version` starts with."""
-    from vllm.entrypoints.cli.main import main as command_line  # noqa: PLC0415 (as above)
+    from vllm.entrypoints.cli.main import main as command_line
 
     arguments, sys.argv = sys.argv, ["vllm", "--version"]
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
@@ -75,7 +75,7 @@ def check_command_line() -> None:
 
 def run(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Load, score and let go of one model."""
-    from vllm.distributed import cleanup_dist_env_and_memory  # noqa: PLC0415 (as above)
+    from vllm.distributed import cleanup_dist_env_and_memory
 
     try:
         model = load(folder, options)

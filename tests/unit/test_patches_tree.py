@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import patch_stack
+import patches_tree
 import pytest
 import yaml
 from octoserve import patches
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import patches_tree  # noqa: E402 (a script, found where it lies)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "tests" / "unit"))
 
-from hub_server import Server  # noqa: E402 - found through the line above
+from hub_server import Server
 
 NAME, SIZE, PAUSE = "model.gguf", 160 << 20, 0.15
 
