@@ -46,7 +46,8 @@ attributes:
     description: Says what it would ask. Claims no pass.
 requirements:
   - requests (in the host's tools venv)
-author: Octoserve contributors
+author:
+  - The Octoserve authors
 """
 
 EXAMPLES = r"""

@@ -29,7 +29,8 @@ attributes:
   diff_mode:
     description: Only reads.
     support: none
-author: Octoserve contributors
+author:
+  - The Octoserve authors
 """
 
 EXAMPLES = r"""

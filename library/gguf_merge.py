@@ -77,7 +77,8 @@ attributes:
   diff_mode:
     description: Shows the digest of the merged file and the splits that are there, before and after.
     support: full
-author: Octoserve contributors
+author:
+  - The Octoserve authors
 """
 
 EXAMPLES = r"""

@@ -42,7 +42,8 @@ attributes:
     support: full
   diff_mode:
     support: none
-author: Octoserve contributors
+author:
+  - The Octoserve authors
 """
 
 EXAMPLES = r"""

@@ -87,7 +87,8 @@ attributes:
   diff_mode:
     description: Shows the digests of the files that are there and of those that will be.
     support: full
-author: Octoserve contributors
+author:
+  - The Octoserve authors
 """
 
 EXAMPLES = r"""

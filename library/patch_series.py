@@ -41,7 +41,8 @@ attributes:
   diff_mode:
     description: Shows each changed file before and after.
     support: full
-author: Octoserve contributors
+author:
+  - The Octoserve authors
 """
 
 EXAMPLES = r"""

@@ -1,5 +1,4 @@
 #!/usr/bin/python
-# SPDX-License-Identifier: Apache-2.0
 """Ansible face of octoserve.release."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 #!/usr/bin/python
-# SPDX-License-Identifier: Apache-2.0
 """Ansible face of octoserve.source."""
 
 from __future__ import annotations
@@ -71,6 +70,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.octoserve import source
+from ansible.module_utils.octoserve.digest import sha256_file
 
 
 def main() -> None:
@@ -89,12 +89,12 @@ def main() -> None:
     origin = source.Origin(params["kind"], params["url"], params["version"], params["sha256"])
     archive = origin.path(Path(params["path"]))
     try:
-        digest = source.sha256_of(archive) if archive.exists() else ""
+        digest = sha256_file(archive) if archive.exists() else ""
         # One that was damaged since it was fetched is no better than none.
         changed = not digest or digest != (origin.sha256 or digest)
         if changed and not module.check_mode:
             source.fetch(origin, archive)
-            digest = source.sha256_of(archive)
+            digest = sha256_file(archive)
     except (OSError, source.SourceError) as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=changed, archive=str(archive), file_name=archive.name, sha256=digest)

@@ -1,5 +1,4 @@
 #!/usr/bin/python
-# SPDX-License-Identifier: Apache-2.0
 """Ansible module: keep a folder that holds exactly the given text files."""
 
 from __future__ import annotations

@@ -86,7 +86,8 @@ attributes:
     support: none
 requirements:
   - requests (in the host's tools venv)
-author: Octoserve contributors
+author:
+  - The Octoserve authors
 """
 
 EXAMPLES = r"""

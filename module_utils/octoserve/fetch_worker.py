@@ -79,7 +79,7 @@ class _Fetch:
         """A folder on the host needs no HTTP, and so no requests."""
         if all(item.local for item in items):
             return None
-        from .download import Hub  # see above
+        from .download import Hub
 
         return Hub(token, self.backoff)
 
@@ -87,7 +87,7 @@ class _Fetch:
         """Complete size and digest from where the file comes from; what is known must agree."""
         if item.local:
             return self._resolve_local(item)
-        from .download import Interrupted  # as in _hub
+        from .download import Interrupted
 
         assert hub is not None
         self.progress.phase(f"asking for {item.name}")
@@ -152,7 +152,7 @@ class _Fetch:
         check_space(self.folder, needed)
 
     def _download(self, hub: Hub, item: Wanted) -> None:
-        from .download import Part, Transfer  # as in _hub
+        from .download import Part, Transfer
 
         path = self._part(item)
         path.parent.mkdir(parents=True, exist_ok=True)

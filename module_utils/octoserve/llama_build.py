@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import job, source
+from . import job
+from .digest import sha256_file
 
 TOOL = "llama-gguf-split"
 #: Lies beside the finished tool and holds the SHA-256 of the source that it was built from.
@@ -49,7 +50,7 @@ def source_folder(tree: Path, archive: Path) -> Path:
 def work(spec: dict[str, Any], _secrets: dict[str, Any], progress: job.Progress) -> dict[str, Any]:
     """Build `spec["archive"]`, whose SHA-256 is `spec["sha256"]`, and put the tool into `spec["path"]`/bin."""
     path, archive = Path(spec["path"]), Path(spec["archive"])
-    digest = source.sha256_of(archive)
+    digest = sha256_file(archive)
     if digest != spec["sha256"]:
         raise job.WorkerError(f"{archive}: sha256 is {digest}, wanted {spec['sha256']}; bring it here again")
     partial = path.with_name(f".{path.name}.partial")

@@ -13,6 +13,8 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from .digest import sha256_file
+
 KINDS = ("sdist", "archive", "git")
 TIMEOUT_S = 1800
 SHA256_DIGITS = 64
@@ -43,15 +45,6 @@ class Origin:
         return folder / f"source-{digest[:16]}.tar.gz"
 
 
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def fetch(origin: Origin, archive: Path) -> None:
     """Put the source at `archive`, verified, or raise SourceError and leave nothing."""
     if origin.kind != "git" and len(origin.sha256) != SHA256_DIGITS:
@@ -61,7 +54,7 @@ def fetch(origin: Origin, archive: Path) -> None:
     try:
         {"sdist": _sdist, "archive": _archive, "git": _git}[origin.kind](origin, work)
         (found,) = work.glob("*.tar.gz")
-        digest = sha256_of(found)
+        digest = sha256_file(found)
         if origin.sha256 and digest != origin.sha256:
             raise SourceError(f"{origin.url} {origin.version}: sha256 is {digest}, wanted {origin.sha256}; not used")
         found.replace(archive)

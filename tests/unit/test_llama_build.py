@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from octoserve import job, llama_build, source
+from octoserve import job, llama_build
+from octoserve.digest import sha256_file
 
 PROGRAMS = ("cmake", "ninja", "cc")
 MISSING = [program for program in PROGRAMS if shutil.which(program) is None]
@@ -49,7 +50,7 @@ def archive_of(folder: Path, files: dict[str, str], below: str = "llama.cpp") ->
 
 def build(archive: Path, path: Path, **changes: Any) -> dict[str, Any]:
     """Run the worker as its unit does; returns the state that it wrote."""
-    spec = {"archive": str(archive), "path": str(path), "sha256": source.sha256_of(archive), **changes}
+    spec = {"archive": str(archive), "path": str(path), "sha256": sha256_file(archive), **changes}
     state, secrets, order = (archive.parent / name for name in ("state.json", "secrets.json", "order.json"))
     state.write_text("{}")
     secrets.write_text("{}")
@@ -71,7 +72,7 @@ def test_the_tool_is_built_and_nothing_else(tmp_path: Path) -> None:
     assert state["state"] == "done", state["error"]
     assert state["result"] == {"version": "version: 7"}
     assert output(path / "bin" / llama_build.TOOL) == "version: 7\n"
-    assert llama_build.built_from(path) == source.sha256_of(archive)
+    assert llama_build.built_from(path) == sha256_file(archive)
     assert sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()) == [
         "bin/llama-gguf-split",
         "source.sha256",
@@ -84,7 +85,7 @@ def test_a_failed_build_says_why_and_keeps_the_tool_that_was(tmp_path: Path) -> 
     path = tmp_path / "llama.cpp/1.0"
     first = archive_of(tmp_path, PROJECT)
     build(first, path)
-    digest = source.sha256_of(first)
+    digest = sha256_file(first)
     broken = archive_of(tmp_path, {**PROJECT, "tools/gguf-split/gguf-split.c": "int main(void) { return wrong; }\n"})
     state = build(broken, path)
     assert state["state"] == "failed"
@@ -99,7 +100,7 @@ def test_another_archive_is_refused(tmp_path: Path) -> None:
     archive = archive_of(tmp_path, PROJECT)
     state = build(archive, tmp_path / "1.0", sha256="0" * 64)
     assert state["state"] == "failed"
-    assert f"sha256 is {source.sha256_of(archive)}, wanted {'0' * 64}" in state["error"]
+    assert f"sha256 is {sha256_file(archive)}, wanted {'0' * 64}" in state["error"]
 
 
 def test_a_source_without_the_tool_is_named(tmp_path: Path) -> None:

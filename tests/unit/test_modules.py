@@ -15,7 +15,7 @@ import pytest
 import tiny_wheels
 import yaml
 from module_runner import Runner
-from octoserve import source
+from octoserve.digest import sha256_file
 
 ROOT = Path(__file__).parents[2]
 ONE = {"profile": "demo", "release": "engine-1"}
@@ -64,7 +64,7 @@ def play(folder: Path, taken: int) -> list[dict[str, Any]]:
             "kind": "archive",
             "url": str(made),
             "version": "1",
-            "sha256": source.sha256_of(made),
+            "sha256": sha256_file(made),
             "path": str(folder / "sources"),
         },
         "deployment": {"path": str(folder / "deployments"), "state": "recorded", "content": ONE},
@@ -164,7 +164,7 @@ def test_a_source_is_kept_right(tmp_path: Path, run: Runner) -> None:
     made = tmp_path / "made.tar.gz"
     made.write_bytes(b"an archive")
     options = {"kind": "archive", "url": str(made), "version": "1", "path": str(tmp_path / "sources")}
-    right = {**options, "sha256": source.sha256_of(made)}
+    right = {**options, "sha256": sha256_file(made)}
     planned = run("source_archive", check=True, **right)
     assert (planned["changed"], planned["sha256"]) == (True, "")
     fetched = run("source_archive", **right)

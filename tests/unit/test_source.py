@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from octoserve import source
+from octoserve.digest import sha256_file
 from octoserve.source import Origin, SourceError
 
 #: A build backend inside the source itself, which leaves a mark where pip runs it.
@@ -150,7 +151,7 @@ def test_nobody_is_asked_for_a_password(private_server: str, tmp_path: Path, mon
 
 def test_an_archive_from_a_path(tmp_path: Path) -> None:
     made = tar_gz(tmp_path / "made.tar.gz", {"demo/file.txt": "text\n"})
-    origin = Origin("archive", str(made), "1", source.sha256_of(made))
+    origin = Origin("archive", str(made), "1", sha256_file(made))
     source.fetch(origin, tmp_path / "out/source.tar.gz")
     assert (tmp_path / "out/source.tar.gz").read_bytes() == made.read_bytes()
 
@@ -166,7 +167,7 @@ def test_another_archive_is_refused(tmp_path: Path) -> None:
     made = tar_gz(tmp_path / "made.tar.gz", {"demo/file.txt": "text\n"})
     with pytest.raises(SourceError) as caught:
         source.fetch(Origin("archive", str(made), "1", "0" * 64), tmp_path / "out/source.tar.gz")
-    assert f"sha256 is {source.sha256_of(made)}, wanted {'0' * 64}" in str(caught.value)
+    assert f"sha256 is {sha256_file(made)}, wanted {'0' * 64}" in str(caught.value)
     assert left_in(tmp_path / "out") == []
 
 
@@ -185,7 +186,7 @@ def test_an_archive_that_cannot_be_had_is_named(tmp_path: Path, url: str, named:
 
 
 def test_an_sdist(sdist: Path, tmp_path: Path) -> None:
-    source.fetch(Origin("sdist", "demo", "1.0", source.sha256_of(sdist)), tmp_path / "out/source.tar.gz")
+    source.fetch(Origin("sdist", "demo", "1.0", sha256_file(sdist)), tmp_path / "out/source.tar.gz")
     assert (tmp_path / "out/source.tar.gz").read_bytes() == sdist.read_bytes()
     assert left_in(tmp_path / "out") == ["source.tar.gz"]
 
@@ -194,7 +195,7 @@ def test_no_code_of_another_sdist_is_run(sdist: Path, tmp_path: Path, mark: Path
     """pip runs a source's build backend for its metadata; not before the bytes are known to be the right ones."""
     with pytest.raises(SourceError) as caught:
         source.fetch(Origin("sdist", "demo", "1.0", "0" * 64), tmp_path / "out/source.tar.gz")
-    assert source.sha256_of(sdist) in str(caught.value)
+    assert sha256_file(sdist) in str(caught.value)
     assert not mark.exists()
     assert left_in(tmp_path / "out") == []
 
