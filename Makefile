@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 STACK ?= vllm-0.32.0
 STACK_VENV := $(CURDIR)/.cache/stacks/$(STACK)-cpu
 
-.PHONY: demo test lint unit molecule test-patches test-demo-patches patches-import patches-export clean lock controller tools
+.PHONY: demo test lint unit molecule test-patches test-demo-patches test-gpu bench patches-import patches-export clean lock controller tools
 
 demo: controller  ## the main job, on a host made on this machine
 	ansible-playbook playbooks/sandbox.yml -i inventory/sandbox
@@ -33,6 +33,12 @@ test-patches: tools  ## the patched stack against transformers, and without each
 
 test-demo-patches: tools  ## the demo without each patch in turn (long; leaves a result to commit)
 	python tests/demo/without_each_patch.py
+
+test-gpu: tools  ## what needs real cards
+	pytest tests/gpu
+
+bench: demo tools  ## merge and verification beside cp, with the tool that the demo built
+	python tests/bench/merge_speed.py --tool $$(echo .cache/sandbox/hosts/sandbox/opt/octoserve/llama.cpp/*/bin/llama-gguf-split)
 
 patches-import: tools  ## the stack as a git tree, one commit a patch: .cache/patches/$(STACK)
 	PYTHONPATH=module_utils python scripts/patches_tree.py import files/patches/$(STACK) .cache/patches/$(STACK)
