@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,13 @@ def test_all_mistakes_are_named_at_once() -> None:
 def test_what_is_no_mapping_is_named(document: Any) -> None:
     with pytest.raises(ValueError, match="wanted a mapping"):
         profile.check(document, "demo")
+
+
+def test_the_tiny_profile_names_the_fixture_as_it_is() -> None:
+    fixture = ROOT / "tests/fixtures/tiny_glm"
+    entries = yaml.safe_load((ROOT / "files/profiles/tiny_glm.yml").read_text())["model"]["sources"][0]["files"]
+    sums = [line.split() for line in (fixture / "SHA256SUMS").read_text().splitlines()]
+    assert {entry["path"]: entry["sha256"] for entry in entries} == {name: digest for digest, name in sums}
+    for entry in entries:
+        content = (fixture / entry["path"]).read_bytes()
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (entry["size"], entry["sha256"])
