@@ -101,8 +101,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core ships 
             except OSError as error:
                 self._display.error(f"no report of {host}: {error}; wanted to write below {reports}")
                 continue
-            verdict = "ok" if evidence.summarize(run)["ok"] else f"not ok, failed: {run.failed_phase or 'no'}"
-            self._display.display(f"report: {folder / 'report.html'} ({verdict})")
+            self._display.display(f"report: {folder / 'report.html'} ({verdict(run)})")
 
     def _record(self, result: Any, status: str) -> None:
         if not self._phase:
@@ -131,6 +130,13 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core ships 
         self._secrets[host.get_name()] = secrets(manager, variables)
         self._runs[host.get_name()] = run
         return run
+
+
+def verdict(run: evidence.Run) -> str:
+    """The run in a few words, for the last line on the terminal."""
+    if evidence.summarize(run)["ok"]:
+        return "ok"
+    return f"failed: {run.failed_phase}" if run.failed_phase else "no verdict: the gates did not both run"
 
 
 def message(result: Mapping[str, Any]) -> str:
