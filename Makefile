@@ -10,6 +10,7 @@ STACK_VENV := $(CURDIR)/.cache/stacks/$(STACK)-cpu
 demo: controller  ## the main job, on a host made on this machine
 	ansible-playbook playbooks/sandbox.yml -i inventory/sandbox
 	ansible-playbook site.yml -i inventory/sandbox
+	@echo "It serves on: curl http://127.0.0.2:8000/v1/models   Its host: ssh -i .cache/sandbox/id_ed25519 -p 2222 admin@127.0.0.2"
 
 test: lint unit test-patches molecule  ## all that needs no GPU
 	@scripts/stale_results.py
