@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import errno
 import fcntl
+import hashlib
 import os
 import platform
 import shutil
@@ -114,8 +115,10 @@ def check_address(address: str, port: int) -> None:
             raise SandboxError(f"cannot listen on {address}:{port}: {error.strerror}") from error
 
 
-def enter_own_cgroup(name: str) -> list[Path]:
+def enter_own_cgroup(tree: Path) -> list[Path]:
     """Move this process into a cgroup of its own, so that two hosts never share one; returns the folders."""
+    # Another checkout may have a host of the same name.
+    name = f"octoserve-{tree.name}-{hashlib.sha256(str(tree).encode()).hexdigest()[:8]}"
     made = []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -128,7 +131,7 @@ def enter_own_cgroup(name: str) -> list[Path]:
             continue
         if mount is None or not mount.exists():
             continue
-        folder = mount / path.lstrip("/") / f"octoserve-sandbox-{name}"
+        folder = mount / path.lstrip("/") / name
         folder.mkdir(exist_ok=True)
         (folder / "cgroup.procs").write_text(str(os.getpid()))
         made.append(folder)
@@ -161,7 +164,7 @@ def supervise(name: str, tree: Path, binds: list[str], lock_file: Path, console:
     status = REBOOT_STATUS
     while status == REBOOT_STATUS:
         # Each boot gets fresh cgroups: systemd leaves its own hierarchy behind below the last ones.
-        cgroups = enter_own_cgroup(name)
+        cgroups = enter_own_cgroup(tree)
         status = subprocess.run(command, check=False).returncode
         remove_cgroups(cgroups)
     sys.exit(status)
