@@ -35,14 +35,21 @@ def gguf_splits(sources: Sequence[Mapping[str, Any]], folder: str) -> dict[str, 
     files.sort(key=lambda item: item.name)
     numbers = [(int(match["number"]), int(match["count"])) for match in map(SPLIT_NAME.match, matches) if match]
     if numbers and sorted(numbers) != [(number, len(files)) for number in range(1, len(files) + 1)]:
-        raise AnsibleFilterError(
-            f"found {len(files)} splits in the model's sources, wanted all of them: {[item.name for item in files]}"
-        )
+        raise AnsibleFilterError(_not_whole(min(prefixes), sorted(matches), max(count for _, count in numbers)))
     return {
         "prefix": prefixes.pop(),
         "names": [item.name for item in files],
         "splits": [{"path": f"{folder}/{item.name}", "sha256": item.sha256} for item in files],
     }
+
+
+def _not_whole(prefix: str, found: list[str], count: int) -> str:
+    wanted = [f"{prefix}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+    missing = ", ".join(name for name in wanted if name not in found) or "none"
+    surplus = ", ".join(name for name in found if name not in wanted) or "none"
+    return (
+        f"found {len(found)} splits in the model's sources, wanted {count}; missing: {missing}; not of them: {surplus}"
+    )
 
 
 class FilterModule:

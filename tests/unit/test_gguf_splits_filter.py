@@ -43,9 +43,17 @@ def test_whole_file_is_a_set_of_one() -> None:
     [
         pytest.param(["config.json"], "found 0 GGUF models", id="none"),
         pytest.param(["a.gguf", "b.gguf"], r"found 2 GGUF models in .*\['a', 'b'\]", id="two"),
-        pytest.param(["m-00001-of-00002.gguf"], "found 1 splits .* wanted all of them", id="missing"),
-        pytest.param(["m-00001-of-00002.gguf", "m.gguf"], "found 2 splits .* wanted all of them", id="mixed"),
-        pytest.param(["m-00001-of-00002.gguf", "m-00002-of-00003.gguf"], "wanted all of them", id="counts"),
+        pytest.param(
+            ["m-00001-of-00002.gguf"],
+            r"found 1 splits .* wanted 2; missing: m-00002-of-00002\.gguf; not of them: none",
+            id="missing",
+        ),
+        pytest.param(
+            ["m-00001-of-00002.gguf", "m.gguf"], r"found 2 splits .* wanted 2; .* not of them: m\.gguf", id="mixed"
+        ),
+        pytest.param(
+            ["m-00001-of-00002.gguf", "m-00002-of-00003.gguf"], "wanted 3; missing: m-00001-of-00003", id="counts"
+        ),
         pytest.param(["a.gguf", "a.gguf"], "sources are not usable: a.gguf: wanted twice", id="twice"),
     ],
 )
