@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STAMP = "octoserve-lock.sha256"
+#: An index is reached with the authorities that the host trusts: a company's proxy is not in pip's or uv's own list.
+SYSTEM_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 #: uv installs wheels far faster than pip; without it (the tools venv, which brings uv) pip serves.
 PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input")
 
@@ -111,7 +113,9 @@ def _unpacked(archive: Path | None, path: Path) -> Iterator[Path | None]:
 
 
 def _run(command: list[str]) -> None:
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "UV_SYSTEM_CERTS": "1"}
+    if SYSTEM_CERTIFICATES.exists():
+        environment.setdefault("PIP_CERT", str(SYSTEM_CERTIFICATES))
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         words = (done.stderr or done.stdout).strip()[-2000:]
