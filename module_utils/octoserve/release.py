@@ -121,6 +121,8 @@ def _try_imports(python: Path, imports: tuple[str, ...], operators: tuple[str, .
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         wanted = ", ".join([*imports, *operators])
-        raise ReleaseError(f"importing {wanted} failed: {done.stderr.strip()[-1500:]}")
+        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        # The exception stands last in a traceback; a reader wants it first.
+        raise ReleaseError(f"importing {wanted} failed: {lines[-1]}\n" + "\n".join(lines[-30:-1]))
     versions: dict[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
     return versions
