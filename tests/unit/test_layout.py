@@ -35,6 +35,16 @@ def test_a_chapter_is_found_from_root_and_from_its_folder(folder: str, playbook:
     assert "WARNING" not in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("tag", ["preflight", "release", "model"])
+def test_a_chapter_runs_alone(tag: str) -> None:
+    """A role in `roles` checks its arguments under every tag, and so fails without the facts of the chapters before."""
+    command = [str(Path(sys.executable).with_name("ansible-playbook")), "site.yml", "--list-tasks", f"--tags={tag}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"TAGS: [{tag}]" in done.stdout
+    assert not re.search(r"^ +(vllm_service|gates) : ", done.stdout, re.MULTILINE), done.stdout
+
+
 def test_the_story_of_a_deploy_is_imports_only() -> None:
     lines = [line.strip() for line in (ROOT / "site.yml").read_text().splitlines()]
     kinds = ("- name:", "ansible.builtin.import_playbook:", "tags:", "#", "---")
