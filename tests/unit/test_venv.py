@@ -118,3 +118,18 @@ def test_without_an_archive_the_index_is_asked(
         venv.make(tmp_path / "tools", sys.executable, Source(lock), UV)
     venv.make(tmp_path / "tools", sys.executable, Source(lock, None, (further,)), UV)
     assert says(tmp_path / "tools/bin/greet") == "hello from 1.0"
+
+
+def test_a_further_index_with_another_version_hides_nothing(
+    source: Callable[[str], Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = source("1.0").lock
+    source("0.9")
+    wheels = tmp_path / "wheels"
+    monkeypatch.setenv("UV_NO_CONFIG", "1")
+    monkeypatch.setenv(
+        "UV_DEFAULT_INDEX", tiny_wheels.index(tmp_path / "index", [wheels / "greeter-1.0-py3-none-any.whl"])
+    )
+    further = tiny_wheels.index(tmp_path / "further", [wheels / "greeter-0.9-py3-none-any.whl"])
+    venv.make(tmp_path / "tools", sys.executable, Source(lock, None, (further,)), UV)
+    assert says(tmp_path / "tools/bin/greet") == "hello from 1.0"
