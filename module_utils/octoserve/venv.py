@@ -74,7 +74,7 @@ def create(path: Path, python: str, source: Source, uv: str | None = None) -> No
             # The cache lies on the environment's own file system, so that files are linked, not copied.
             cache = path / ".uv-cache"
             uv_command = [uv, "pip", "install", "--quiet", f"--python={interpreter}", f"--cache-dir={cache}"]
-            # PyTorch's index has old versions of much else; the lock's hashes say which file is meant, wherever it lies.
+            # PyTorch's index has other versions of much else; the hashes say which file is meant, wherever it lies.
             uv_command += ["--index-strategy=unsafe-best-match"]
             _run([*uv_command, *(["--offline"] if wheels else []), *where, *what])
             shutil.rmtree(cache)
