@@ -25,7 +25,7 @@ class Reply:
     reasoning: str = ""
     status: int = 200
     ttft_s: float = 0.0
-    token_s: float = 0.0
+    token_s: float = 0.0005
     tokens_per_chunk: int = 1
     empty_first_chunk: bool = True
     comments: bool = False

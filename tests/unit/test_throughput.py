@@ -90,6 +90,29 @@ def test_an_answer_that_comes_at_once_was_not_streamed() -> None:
         measure(stream(events=5, tokens=5, gap=0.0))
 
 
+def test_a_stream_whose_beginning_was_held_back_shows_no_rate() -> None:
+    late = [Chunk(0.482 + 1e-6 * n, "10\n") for n in range(40)]
+    rest = [Chunk(0.49 + 0.005 * n, "10\n", finish_reason="stop" if n == 59 else None) for n in range(60)]
+    with pytest.raises(throughput.HeldBackError, match="40 of 100 events came in"):
+        measure([*late, *rest, Chunk(0.8, usage=Usage(7, 100))])
+    few = [Chunk(0.482 + 1e-6 * n, "10\n") for n in range(10)]
+    assert measure([*few, *rest, Chunk(0.8, usage=Usage(7, 70))]).events == 70
+
+
+@pytest.mark.parametrize(("held_back", "verdict"), [(2, "pass"), (4, "could-not-run")])
+def test_a_stream_that_was_held_back_is_asked_again_a_few_times(held_back: int, verdict: str) -> None:
+    fair = Reply(COUNT, ttft_s=0.01)
+    events = [{"choices": [{"delta": {"content": token}}]} for token in fair.tokens]
+    events += [{"choices": [{"delta": {}, "finish_reason": "stop"}]}, {"choices": [], "usage": fair.usage}]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    burst = Reply(raw_body=body.encode())
+    replies = iter([burst] * held_back + [fair] * 10)
+    with FakeOpenAiServer(lambda _body: next(replies)) as server:
+        found = gate(Client(server.url), Limits(1), lambda mean: NO_BASELINE, trials=3, warmup=0)
+    assert found["verdict"] == verdict, found["reason"]
+    assert ("held back" in found["reason"]) == (verdict == "could-not-run")
+
+
 def test_a_usage_that_fits_the_stream_but_not_the_profile_fails() -> None:
     found = run(Reply(COUNT, completion_tokens=110), Limits(0.001, expected_tokens=100))
     assert (found["ok"], found["verdict"]) == (False, "fail")
