@@ -17,7 +17,7 @@ options:
     description:
       - V(recorded) writes the next record, unless the newest one has this O(content).
       - V(passed) notes that the gates of O(number) passed and makes it C(current).
-      - V(failed) notes that they did not; C(current) stays.
+      - V(failed) notes that O(number) did not come up; C(current) stays.
       - V(latest) only looks which record is the newest.
     type: str
     choices: [recorded, passed, failed, latest]
