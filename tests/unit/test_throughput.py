@@ -102,7 +102,7 @@ def test_a_stream_whose_beginning_was_held_back_shows_no_rate() -> None:
 @pytest.mark.parametrize(("held_back", "verdict"), [(2, "pass"), (4, "could-not-run")])
 def test_a_stream_that_was_held_back_is_asked_again_a_few_times(held_back: int, verdict: str) -> None:
     fair = Reply(COUNT, ttft_s=0.01)
-    events = [{"choices": [{"delta": {"content": token}}]} for token in fair.tokens]
+    events: list[dict[str, Any]] = [{"choices": [{"delta": {"content": token}}]} for token in fair.tokens]
     events += [{"choices": [{"delta": {}, "finish_reason": "stop"}]}, {"choices": [], "usage": fair.usage}]
     body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
     burst = Reply(raw_body=body.encode())
