@@ -22,27 +22,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "module_utils"), str(ROOT / "tests" / "unit")]
 
-from gguf_writer import Data, header, i32, tiny_metadata, u16  # found through the lines above
+from gguf_writer import Data, Unwritten, header, i32, tiny_metadata, u16  # found through the lines above
 from octoserve.job import read_state, write_json  # as above
 
 SPLITS, TENSORS = 4, 4
 BLOCK = 64 << 20
 
 
-class Size(bytes):
-    """Stands for tensor data of a length, which the header needs to know and nothing else."""
-
-    length: int
-
-    def __len__(self) -> int:
-        return self.length
-
-
 def write_splits(folder: Path, size: int) -> list[Path]:
     """Write a split set with `size` bytes of random, repeated data."""
     rows = size // (SPLITS * TENSORS * 256 * 4)
-    data = Size()
-    data.length = rows * 256 * 4
+    data = Unwritten(rows * 256 * 4)
     block = os.urandom(BLOCK)
     paths = []
     for number in range(SPLITS):

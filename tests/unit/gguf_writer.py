@@ -50,6 +50,20 @@ class Data:
     data: bytes
 
 
+class Unwritten(bytes):
+    """Stands for so many bytes of tensor data: the header needs only their number, a sparse file none of them."""
+
+    length: int
+
+    def __new__(cls, count: int) -> Unwritten:
+        instance = super().__new__(cls)
+        instance.length = count
+        return instance
+
+    def __len__(self) -> int:
+        return self.length
+
+
 def f32(*values: float) -> Data:
     return Data((len(values),), 0, struct.pack(f"<{len(values)}f", *values))
 
@@ -73,7 +87,7 @@ def _value(typed: Typed) -> bytes:
 
 def header(metadata: dict[str, Typed], tensors: dict[str, Data], version: int = 3, alignment: int = ALIGNMENT) -> bytes:
     """Return the file up to where tensor data begins."""
-    out = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
+    out = bytearray(b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata)))
     for key, typed in metadata.items():
         out += _string(key) + struct.pack("<I", typed.kind) + _value(typed)
     offset = 0
@@ -81,7 +95,7 @@ def header(metadata: dict[str, Typed], tensors: dict[str, Data], version: int = 
         out += _string(name) + struct.pack(f"<I{len(tensor.ne)}Q", len(tensor.ne), *tensor.ne)
         out += struct.pack("<IQ", tensor.kind, offset)
         offset += len(tensor.data) + -len(tensor.data) % alignment
-    return out + bytes(-len(out) % alignment)
+    return bytes(out + bytes(-len(out) % alignment))
 
 
 def gguf(metadata: dict[str, Typed], tensors: dict[str, Data], version: int = 3, alignment: int = ALIGNMENT) -> bytes:
