@@ -52,7 +52,7 @@ clean: controller  ## remove the sandbox, its hosts and all that was built
 	rm -rf .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis .venv
 
 lock: tools  ## resolve requirements/*.in again
-	scripts/lock.sh
+	scripts/lock.py
 
 controller:
 	@scripts/bootstrap.sh controller

@@ -12,16 +12,14 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import stack_wheels
 import yaml
-from octoserve import atomic, patches, unified_diff
+from octoserve import atomic, patches, stack, unified_diff, wheelhouse
 
 RELEASED = "released"
-BINARY = (".so", ".cubin", ".bin")
 SERIES_NOTE = "# Written by `make patches-export`: edit the commits of the tree, not this file."
 #: Whatever the developer's own git configuration says, a tree comes out the same.
 _IDENTITY = {
@@ -88,8 +86,7 @@ def import_series(folder: Path, tree: Path, wheels: list[Path]) -> int:
         raise TreeError(f"{tree} exists; export or remove it first")
     series = patches.load_series(folder)
     tree.mkdir(parents=True)
-    for wheel in wheels:
-        _unpack(wheel, tree)
+    stack_wheels.unpack(wheels, tree)
     patches.check_versions(series, tree)
     _git(tree, "init", "--quiet", "--initial-branch=series")
     _commit(tree, f"Released: {', '.join(sorted(wheel.name for wheel in wheels))}\n", "2000-01-01")
@@ -136,37 +133,12 @@ def export_series(folder: Path, tree: Path) -> int:
     return len(texts)
 
 
-def download(lock: Path, names: set[str], folder: Path) -> None:
-    """Fetch the locked wheels of some distributions, with their hashes checked by pip. Raises TreeError."""
-    # A requirement of a lock goes on over lines that end with a backslash.
-    requirements = lock.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
-    wanted = [line for line in requirements if patches.normalize(re.split(r"[=\s\[]", line, maxsplit=1)[0]) in names]
-    options = [line for line in requirements if line.startswith(("--extra-index-url", "--find-links"))]
-    if not wanted:
-        raise TreeError(f"{lock} locks none of {', '.join(sorted(names))}")
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write("\n".join(options + wanted) + "\n")
-        file.flush()
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary=:all:"]
-        command += ["--ignore-requires-python", "--dest", str(folder), "--requirement", file.name]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise TreeError(f"pip cannot fetch the wheels of {lock}: {done.stderr.strip()}")
-
-
 def _header_text(headers: Mapping[str, str]) -> str:
     lines = []
     for key, value in headers.items():
         first, *rest = value.split("\n")
         lines += [f"{key}: {first}", *(f" {line}" if line else " ." for line in rest)]
     return "\n".join(lines) + "\n"
-
-
-def _unpack(wheel: Path, tree: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        members = [name for name in archive.namelist() if not name.endswith(BINARY)]
-        archive.extractall(tree, members)
 
 
 def _commit(tree: Path, message: str, date: str) -> None:
@@ -197,21 +169,18 @@ def main() -> int:
     parser.add_argument("command", choices=["import", "export"])
     parser.add_argument("stack", type=Path, help="folder of the stack, files/patches/<stack>")
     parser.add_argument("tree", type=Path, help="the git tree, .cache/patches/<stack>")
-    parser.add_argument("--wheels", type=Path, help="folder with the wheels; without it they are fetched by the lock")
-    parser.add_argument("--variant", default="cpu", help="whose lock to fetch by (default: %(default)s)")
+    parser.add_argument("--variant", help="whose locked wheels to unpack (default: the stack's first)")
     options = parser.parse_args()
     try:
         if options.command == "export":
             print(f"{options.stack}: wrote {export_series(options.stack, options.tree)} patches")
             return 0
         series = patches.load_series(options.stack)
-        wheels = options.wheels
-        if wheels is None:
-            wheels = options.tree.with_name(f"{options.tree.name}.{options.variant}.wheels")
-            names = {name for patch in series.patches for name in patch.distributions}
-            download(options.stack / f"requirements-{options.variant}.txt", names, wheels)
-        count = import_series(options.stack, options.tree, sorted(wheels.glob("*.whl")))
-    except (TreeError, patches.PatchError, OSError) as error:
+        document = yaml.safe_load((options.stack / "stack.yml").read_text(encoding="utf-8"))
+        variant = stack.variant(options.stack, document, options.variant or next(iter(document["variants"])))
+        wheels = stack_wheels.fetch(variant, series.distributions())
+        count = import_series(options.stack, options.tree, wheels)
+    except (TreeError, patches.PatchError, stack.StackError, wheelhouse.WheelhouseError, OSError) as error:
         print(f"patches_tree: {error}", file=sys.stderr)
         return 1
     print(f"{options.tree}: {count} commits on {RELEASED}; edit, commit, then `make patches-export`")

@@ -63,6 +63,10 @@ class Series:
         """Every file that the series touches, sorted."""
         return sorted({path for patch in self.patches for path in patch.hashes})
 
+    def distributions(self) -> set[str]:
+        """Normalized names of the distributions that the series touches, other builds of them included."""
+        return {name for patch in self.patches for name in patch.distributions}
+
 
 @dataclass
 class Plan:

@@ -94,7 +94,7 @@ def gather(lock_file: Path, archive: Path, target: Target, extra_index_urls: Seq
     wheels = Path(tempfile.mkdtemp(prefix=f".{archive.stem}-", dir=archive.parent))
     partial = wheels.with_name(f"{wheels.name}.tar.partial")
     try:
-        _download(lock_file, wheels, target, extra_index_urls)
+        download(lock_file, wheels, target, extra_index_urls)
         found = sorted(wheels.iterdir())
         # Markers of the lock may rule some requirements out for this target, never more than all of them.
         if not found:
@@ -112,15 +112,8 @@ def gather(lock_file: Path, archive: Path, target: Target, extra_index_urls: Seq
         partial.unlink(missing_ok=True)
 
 
-def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Leave out who packed it and when, so that equal wheels make equal archives."""
-    member.uid = member.gid = member.mtime = 0
-    member.uname = member.gname = "root"
-    member.mode = 0o644
-    return member
-
-
-def _download(lock_file: Path, wheels: Path, target: Target, extra_index_urls: Sequence[str]) -> None:
+def download(lock_file: Path, wheels: Path, target: Target, extra_index_urls: Sequence[str] = ()) -> None:
+    """Fetch every wheel of a lock into a folder; pip checks each against the lock's hashes. Raises WheelhouseError."""
     command = [
         sys.executable,
         "-m",
@@ -138,6 +131,14 @@ def _download(lock_file: Path, wheels: Path, target: Target, extra_index_urls: S
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise WheelhouseError(f"pip could not gather {lock_file}: {_errors(done.stderr)}")
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Leave out who packed it and when, so that equal wheels make equal archives."""
+    member.uid = member.gid = member.mtime = 0
+    member.uname = member.gname = "root"
+    member.mode = 0o644
+    return member
 
 
 def _errors(stderr: str) -> str:

@@ -124,10 +124,3 @@ def test_a_tree_is_not_overwritten(stack: Path, wheels: list[Path], tmp_path: Pa
     (tmp_path / "tree").mkdir()
     with pytest.raises(patches_tree.TreeError, match="exists; export or remove it first"):
         patches_tree.import_series(stack, tmp_path / "tree", wheels)
-
-
-def test_a_lock_without_the_distributions_is_refused(tmp_path: Path) -> None:
-    lock = tmp_path / "requirements-cpu.txt"
-    lock.write_text("torch==2.13.0 \\\n    --hash=sha256:00\n")
-    with pytest.raises(patches_tree.TreeError, match="locks none of engine"):
-        patches_tree.download(lock, {"engine"}, tmp_path / "wheels")
