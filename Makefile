@@ -30,7 +30,7 @@ molecule: tools  ## scenarios in the sandbox
 
 test-patches: tools  ## the patched stack against transformers, and without each patch
 	PYTHONPATH=module_utils python scripts/stack_venv.py $(STACK) cpu $(STACK_VENV)
-	OCTOSERVE_STACK_VENV=$(STACK_VENV) pytest tests/patches
+	OCTOSERVE_STACK=$(STACK) OCTOSERVE_STACK_VENV=$(STACK_VENV) pytest tests/patches
 
 test-demo-patches: tools  ## the demo without each patch in turn (long; leaves a result to commit)
 	python tests/demo/without_each_patch.py

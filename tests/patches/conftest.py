@@ -20,8 +20,8 @@ from octoserve import patches
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-SERIES = ROOT / "files/patches/vllm-0.32.0"
-CACHE = ROOT / ".cache/patched"
+SERIES = ROOT / "files/patches" / os.environ.get("OCTOSERVE_STACK", "vllm-0.32.0")
+CACHE = ROOT / ".cache/patched" / SERIES.name
 #: Seconds that one interpreter may take; loading takes ten on an idle machine.
 LIMIT = 300
 ENVIRONMENT = {
