@@ -22,9 +22,9 @@ from gguf import GGMLQuantizationType as Kind
 from transformers import AutoConfig, PretrainedConfig
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.fixtures.tiny_glm import glm_gguf
+from tests.fixtures.tiny_glm import glm_gguf, shapes
 
-SHAPE = glm_gguf.GlmShape(
+SHAPE = shapes.GlmShape(
     hidden=64, layers=2, heads=2, q_lora=32, kv_lora=64, nope=32, rope=16, value=32, intermediate=64,
     moe_intermediate=32, experts=4, index_heads=2, index_head_dim=32, index_topk=16, mtp_layers=1,
 )  # fmt: skip

@@ -10,7 +10,9 @@ prompt the greedy continuation ``answer_N`` (token ids) and ``logprobs_N``, natu
 from __future__ import annotations
 
 import json
+import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import torch
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.fixtures.tiny_glm import glm_gguf, reference
+from tests.fixtures.tiny_glm import glm_gguf, reference, shapes
 
 Kind = gguf.GGMLQuantizationType
 MIXES: dict[str, glm_gguf.TypeMix] = {
@@ -32,10 +34,20 @@ MIXES: dict[str, glm_gguf.TypeMix] = {
         (r"ffn_up_exps", Kind.Q5_1),
         (r"ffn_down_exps", Kind.Q8_0),
         (r"attn_k_b", Kind.Q5_0),
-        (r"attn_v_b", Kind.Q4_1),
+        (r"attn_(v|kv)_b", Kind.Q4_1),
         (r"(attn_q_a|attn_output|ffn_(gate|up|down)_shexp)\.weight", Kind.Q8_0),
         (r"(attn_q_b|attn_kv_a_mqa)\.weight", Kind.Q5_0),
     ),
+    "half_precision": (
+        (r"(attn_q_a|attn_k_b|output|ffn_(gate|up)(_exps|_shexp)?)\.weight$", Kind.BF16),
+        (r"(token_embd|attn_(q_b|v_b|kv_a_mqa|output)|ffn_down(_exps|_shexp)?|nextn\.eh_proj)\.weight$", Kind.F16),
+        (r"indexer\.attn_(k|q_b)\.weight$", Kind.F16),
+    ),
+}
+ORDERS: dict[str, Callable[[list[str]], list[str]]] = {
+    "as_converted": list,
+    "reversed": lambda names: names[::-1],
+    "shuffled": lambda names: random.Random(0).sample(names, len(names)),
 }
 PROMPT_LENGTHS = (41, 7, 1)
 ANSWER = 6
@@ -44,21 +56,18 @@ ANSWER = 6
 def make(folder: Path, case: dict[str, Any]) -> None:
     """Write one case."""
     folder.mkdir(parents=True)
-    options = dict(case["shape"])
-    if "indexer_layers" in options:
-        options["indexer_layers"] = tuple(options["indexer_layers"])
-    shape = glm_gguf.GlmShape(**options)
+    shape = shapes.from_options(case["shape"])
     state = glm_gguf.write_gguf(
         folder / "model.gguf",
         shape,
         seed=case["seed"],
         mix=MIXES[case["mix"]],
         tensors_per_split=case.get("tensors_per_split", 0),
-        order=(lambda names: names[::-1]) if case.get("order") == "reversed" else None,
+        order=ORDERS[case.get("order", "as_converted")],
     )
     (folder / "config.json").write_text(json.dumps(shape.config()), encoding="utf-8")
-    random = np.random.default_rng(case["seed"])
-    prompts = [[int(token) for token in random.integers(10, shape.vocabulary, size)] for size in PROMPT_LENGTHS]
+    generator = np.random.default_rng(case["seed"])
+    prompts = [[int(token) for token in generator.integers(10, shape.vocabulary, size)] for size in PROMPT_LENGTHS]
     write_reference(folder, reference.build_model(shape, state), prompts)
 
 
