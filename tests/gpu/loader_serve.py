@@ -50,7 +50,7 @@ def compare(found: npt.NDArray[np.float64], wanted: npt.NDArray[np.float32]) -> 
 
 
 def forced(model: Any, folder: Path, attention: str, topk: int) -> dict[str, Any]:
-    """Both ways through the model: prompts in one piece, answers token by token, up to and beyond index_topk."""
+    """Both ways through the model: prompts in one piece, up to and beyond index_topk, and answers token by token."""
     from vllm import SamplingParams
 
     wanted = np.load(folder / "reference.npz")
@@ -65,7 +65,7 @@ def forced(model: Any, folder: Path, attention: str, topk: int) -> dict[str, Any
             logprobs=-1,
             flat_logprobs=True,
             detokenize=False,
-            extra_args={"forced": prompts[number]["answer"]},
+            logit_bias={prompts[number]["answer"][0]: 100.0},  # the log probabilities come from before it
         )
         for number in chosen
     ]
@@ -139,8 +139,6 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         max_logprobs=-1,
         disable_log_stats=not speculative,
         worker_extension_cls="loader_worker.Questions",
-        # vLLM refuses a logits processor beside speculative decoding.
-        logits_processors=None if case["greedy"] else ["loader_worker:Forced"],
         **case["options"],
     )
     result: dict[str, Any] = {"load_s": round(time.monotonic() - started, 1)}

@@ -1,6 +1,6 @@
-"""What runs inside vLLM's workers: a logits processor that feeds an answer, and questions about what was loaded."""
+"""Questions to vLLM's workers about what they loaded and what runs."""
 
-# mypy: disable-error-code="import-not-found, misc, no-any-unimported"
+# mypy: disable-error-code="import-not-found"
 
 from __future__ import annotations
 
@@ -8,26 +8,6 @@ from collections import Counter
 from typing import Any
 
 import torch
-from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
-
-
-class Forced(AdapterLogitsProcessor):
-    """Feeds the tokens of ``extra_args["forced"]``; the raw log probabilities stay the model's own."""
-
-    def is_argmax_invariant(self) -> bool:
-        return False
-
-    def new_req_logits_processor(self, params: Any) -> Any:
-        tokens = (params.extra_args or {}).get("forced")
-        if tokens is None:
-            return None
-
-        def feed(output: list[int], logits: torch.Tensor) -> torch.Tensor:
-            forced = torch.full_like(logits, float("-inf"))
-            forced[tokens[min(len(output), len(tokens) - 1)]] = 0
-            return forced
-
-        return feed
 
 
 class Questions:
