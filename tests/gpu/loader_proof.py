@@ -38,7 +38,7 @@ import yaml
 from octoserve import patches
 
 SERIES = ROOT / "files/patches/vllm-0.32.0"
-COVERS = ["files/patches/vllm-0.32.0", "tests/gpu/loader.yml", "tests/gpu/loader_serve.py", "tests/gpu/mtp_head.py"]
+COVERS = ["files/patches/vllm-0.32.0", *(f"tests/gpu/loader{part}" for part in (".yml", "_models.py", "_serve.py"))]
 LIMIT = 300  # seconds for one case
 OPTIONS = {
     "dtype": "bfloat16",
