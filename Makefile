@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 STACK ?= vllm-0.32.0
 STACK_VENV := $(CURDIR)/.cache/stacks/$(STACK)-cpu
 
-.PHONY: demo test lint unit molecule test-patches test-demo-patches test-gpu bench patches-import patches-export clean lock controller tools
+.PHONY: demo test lint unit molecule test-patches test-stacks test-demo-patches test-gpu bench patches-import patches-export stack-new clean lock controller tools
 
 demo: controller  ## the main job, on a host made on this machine
 	ansible-playbook playbooks/sandbox.yml -i inventory/sandbox
@@ -32,6 +32,9 @@ test-patches: tools  ## the patched stack against transformers, and without each
 	PYTHONPATH=module_utils python scripts/stack_venv.py $(STACK) cpu $(STACK_VENV)
 	OCTOSERVE_STACK=$(STACK) OCTOSERVE_STACK_VENV=$(STACK_VENV) pytest tests/patches
 
+test-stacks: tools  ## the proofs on the other stacks (long; leaves results to commit)
+	PYTHONPATH=module_utils:scripts python tests/stacks/proofs.py $(filter-out $(STACK),$(notdir $(wildcard files/patches/*)))
+
 test-demo-patches: tools  ## the demo without each patch in turn (long; leaves a result to commit)
 	python tests/demo/without_each_patch.py
 
@@ -46,6 +49,9 @@ patches-import: tools  ## the stack as a git tree, one commit a patch: .cache/pa
 
 patches-export: tools  ## the tree's commits as patches and series.yml
 	PYTHONPATH=module_utils python scripts/patches_tree.py export files/patches/$(STACK) .cache/patches/$(STACK)
+
+stack-new: tools  ## a stack for another vLLM: FROM=<stack> VLLM=<release or commit> [INDEX=<url>] [REPLACE=1]
+	PYTHONPATH=module_utils python scripts/stack_new.py files/patches/$(FROM) "$(VLLM)" --index="$(INDEX)" $(if $(REPLACE),--replace)
 
 clean: controller  ## remove the sandbox, its hosts and all that was built
 	ansible-playbook playbooks/sandbox.yml -i inventory/sandbox -e sandbox_state=absent

@@ -36,7 +36,9 @@ def compile_requirements(source: Path, options: Sequence[str], extra_index_urls:
 
     The further indexes are asked where the configured one has no solution, and then as its equals.
     """
-    command = ["uv", "pip", "compile", "--no-annotate", "--custom-compile-command", "make lock", *options, str(source)]
+    # --python: else uv fetches the Python that a lock is for, only to resolve.
+    command = [str(Path(sys.executable).with_name("uv")), "pip", "compile", f"--python={sys.executable}"]
+    command += ["--no-annotate", "--custom-compile-command=make lock", *options, str(source)]
     further = [f"--extra-index-url={url}" for url in extra_index_urls]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == _NO_SOLUTION and further:
@@ -79,7 +81,7 @@ def _cause(stderr: str) -> str:
 def main() -> int:
     """Lock the tools and every stack."""
     try:
-        for name in ("controller", "test", "host"):
+        for name in ("controller", "test", "host", "llama_cpp"):
             source = ROOT / f"requirements/{name}.in"
             count = lock(source, source.with_suffix(".txt"), ["--python-version=3.11", "--universal"])
             print(f"{name}: {count} packages", flush=True)

@@ -86,29 +86,27 @@ def import_series(folder: Path, tree: Path, wheels: list[Path]) -> int:
         raise TreeError(f"{tree} exists; export or remove it first")
     series = patches.load_series(folder)
     tree.mkdir(parents=True)
-    stack_wheels.unpack(wheels, tree)
+    git(tree, "init", "--quiet", "--initial-branch=series")
+    commit_released(tree, wheels)
     patches.check_versions(series, tree)
-    _git(tree, "init", "--quiet", "--initial-branch=series")
-    _commit(tree, f"Released: {', '.join(sorted(wheel.name for wheel in wheels))}\n", "2000-01-01")
-    _git(tree, "tag", RELEASED)
     for count, patch in enumerate(series.patches, 1):
         patches.write(patches.plan(patches.Series(series.patches[:count]), tree), tree)
-        _commit(tree, to_message(patch.headers), patch.headers["Last-Update"])
+        commit_all(tree, to_message(patch.headers), patch.headers["Last-Update"])
     return len(series.patches)
 
 
 def export_series(folder: Path, tree: Path) -> int:
     """Write the patches and ``series.yml``. Returns their number. Raises TreeError and patches.PatchError."""
-    if _git(tree, "status", "--porcelain"):
+    if git(tree, "status", "--porcelain"):
         raise TreeError(f"{tree} has changes that are in no commit; commit or drop them first")
     document = yaml.safe_load((folder / "series.yml").read_text(encoding="utf-8")) or {}
     texts: dict[str, str] = {}
     entries: list[dict[str, object]] = []
-    commits = _git(tree, "rev-list", "--reverse", f"{RELEASED}..HEAD").split()
+    commits = git(tree, "rev-list", "--reverse", f"{RELEASED}..HEAD").split()
     for number, commit in enumerate(commits, 1):
-        headers = to_headers(_git(tree, "show", "--no-patch", "--format=%B", commit), commit[:12])
-        paths = _git(tree, "diff-tree", "--no-commit-id", "--name-only", "-r", "-z", commit).split("\0")[:-1]
-        sides = {path: (_blob(tree, f"{commit}^", path), _blob(tree, commit, path)) for path in sorted(paths)}
+        headers = to_headers(git(tree, "show", "--no-patch", "--format=%B", commit), commit[:12])
+        paths = git(tree, "diff-tree", "--no-commit-id", "--name-only", "-r", "-z", commit).split("\0")[:-1]
+        sides = {path: (blob(tree, f"{commit}^", path), blob(tree, commit, path)) for path in sorted(paths)}
         name = to_name(number, headers)
         texts[name] = to_patch(headers, "".join(unified_diff.make(path, *side) for path, side in sides.items()))
         distribution, _, version = headers["Applies-To"].partition(" ")
@@ -133,27 +131,35 @@ def export_series(folder: Path, tree: Path) -> int:
     return len(texts)
 
 
-def _header_text(headers: Mapping[str, str]) -> str:
-    lines = []
-    for key, value in headers.items():
-        first, *rest = value.split("\n")
-        lines += [f"{key}: {first}", *(f" {line}" if line else " ." for line in rest)]
-    return "\n".join(lines) + "\n"
+def commit_released(tree: Path, wheels: list[Path]) -> None:
+    """Commit the wheels' files into an empty tree and mark them as released."""
+    stack_wheels.unpack(wheels, tree)
+    commit_all(tree, f"Released: {', '.join(sorted(wheel.name for wheel in wheels))}\n", "2000-01-01")
+    git(tree, "tag", "--force", RELEASED)
 
 
-def _commit(tree: Path, message: str, date: str) -> None:
-    _git(tree, "add", "--all", "--force")
+def commit_all(tree: Path, message: str, date: str) -> None:
+    """Commit all that is in the tree, as of that day."""
+    git(tree, "add", "--all", "--force")
     stamp = f"{date}T00:00:00Z"
     dates = {"GIT_AUTHOR_DATE": stamp, "GIT_COMMITTER_DATE": stamp}
-    _git(tree, "commit", "--quiet", "--cleanup=verbatim", "--file=-", stdin=message, env={**_IDENTITY, **dates})
+    git(tree, "commit", "--quiet", "--cleanup=verbatim", "--file=-", stdin=message, env={**_IDENTITY, **dates})
 
 
-def _blob(tree: Path, commit: str, path: str) -> str | None:
-    listed = _git(tree, "ls-tree", "--name-only", "-z", commit, "--", path)
-    return _git(tree, "cat-file", "blob", f"{commit}:{path}") if listed else None
+def keep_aside(tree: Path, branch: str, commit: str, message: str) -> None:
+    """Make a branch of a commit's change under another message."""
+    made = git(tree, "commit-tree", f"{commit}^{{tree}}", "-p", f"{commit}^", "-F", "-", stdin=message, env=_IDENTITY)
+    git(tree, "branch", branch, made.strip())
 
 
-def _git(tree: Path, *arguments: str, stdin: str = "", env: Mapping[str, str] | None = None) -> str:
+def blob(tree: Path, commit: str, path: str) -> str | None:
+    """A file's text in a commit, None where it is absent."""
+    listed = git(tree, "ls-tree", "--name-only", "-z", commit, "--", path)
+    return git(tree, "cat-file", "blob", f"{commit}:{path}") if listed else None
+
+
+def git(tree: Path, *arguments: str, stdin: str = "", env: Mapping[str, str] | None = None) -> str:
+    """Run git in the tree and return its output. Raises TreeError."""
     command = ["git", "-C", str(tree), "-c", "core.autocrlf=false", "-c", "commit.gpgsign=false", *arguments]
     done = subprocess.run(
         command, check=False, capture_output=True, input=stdin.encode(), env={**os.environ, **(env or {})}
@@ -161,6 +167,14 @@ def _git(tree: Path, *arguments: str, stdin: str = "", env: Mapping[str, str] | 
     if done.returncode:
         raise TreeError(f"git {arguments[0]} in {tree}: {done.stderr.decode().strip()}")
     return done.stdout.decode()
+
+
+def _header_text(headers: Mapping[str, str]) -> str:
+    lines = []
+    for key, value in headers.items():
+        first, *rest = value.split("\n")
+        lines += [f"{key}: {first}", *(f" {line}" if line else " ." for line in rest)]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> int:

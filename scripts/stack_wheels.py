@@ -58,6 +58,14 @@ def unpack(wheels: Iterable[Path], folder: Path) -> None:
             archive.extractall(folder, _kept(archive))
 
 
+def plan(series: patches.Series, wheels: Iterable[Path]) -> patches.Plan:
+    """What the whole series changes in the wheels as released. Raises PatchError where it does not apply."""
+    with tempfile.TemporaryDirectory() as folder:
+        unpack(wheels, Path(folder))
+        patches.check_versions(series, Path(folder))
+        return patches.plan(series, Path(folder))
+
+
 def _copy_python_files(wheel: Path, target: Path) -> None:
     with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as slim:
         for name in _kept(whole):

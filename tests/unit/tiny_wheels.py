@@ -8,16 +8,24 @@ import tarfile
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 
 def wheel(
-    folder: Path, name: str, version: str, files: Mapping[str, str], scripts: Mapping[str, str] | None = None
+    folder: Path,
+    name: str,
+    version: str,
+    files: Mapping[str, str],
+    scripts: Mapping[str, str] | None = None,
+    *,
+    requires: Iterable[str] = (),
 ) -> Path:
     """Build a pure Python wheel; `scripts` are console scripts, "module:function" by name."""
+    needs = "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
     info = f"{name}-{version}.dist-info"
     contents = {
         **files,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     if scripts:
@@ -64,10 +72,11 @@ def index(folder: Path, wheels: Iterable[Path]) -> str:
     """A package index on disk (PEP 503) that has these wheels; returns its URL."""
     folder.mkdir(parents=True)
     for made in wheels:
-        project = folder / made.name.split("-")[0]
+        project = folder / made.name.split("-")[0].replace("_", "-")
         project.mkdir(exist_ok=True)
         (project / made.name).write_bytes(made.read_bytes())
-        (project / "index.html").write_text(f'<a href="{made.name}">{made.name}</a>')
+        links = [f'<a href="{quote(path.name)}">{path.name}</a>' for path in sorted(project.glob("*.whl"))]
+        (project / "index.html").write_text("\n".join(links))
     return folder.as_uri()
 
 
