@@ -50,8 +50,7 @@ OPTIONS = {
     "max_num_batched_tokens": 4096,
 }
 #: On a CPU: what serves there, and does the same sums as transformers.
-CPU_OPTIONS = {"dtype": "float32", "hf_overrides": {"index_topk": 0}, "enforce_eager": True, "max_num_seqs": 8}
-CUDA_ONLY = {"attention_backend", "model_class_overrides"}
+CPU_OPTIONS = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,8 @@ def request(case: Case, model: dict[str, Any], folder: Path, cpu: bool) -> dict[
     """What loader_serve.py is asked for."""
     options = dict(case.fields.get("options", {}))
     if cpu:
-        options = {key: value for key, value in options.items() if key not in CUDA_ONLY} | CPU_OPTIONS
+        options.pop("attention_backend", None)
+        options = {"hf_overrides": {"index_topk": 0}} | options | CPU_OPTIONS
     else:
         options = OPTIONS | options
     dense = cpu or case.fields.get("dense", False)
