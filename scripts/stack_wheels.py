@@ -60,8 +60,11 @@ def unpack(wheels: Iterable[Path], folder: Path) -> None:
 
 def plan(series: patches.Series, wheels: Iterable[Path]) -> patches.Plan:
     """What the whole series changes in the wheels as released. Raises PatchError where it does not apply."""
+    touched = set(series.paths())
     with tempfile.TemporaryDirectory() as folder:
-        unpack(wheels, Path(folder))
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(folder, [name for name in _kept(archive) if name in touched or "dist-info" in name])
         patches.check_versions(series, Path(folder))
         return patches.plan(series, Path(folder))
 
