@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,14 @@ from typing import Any
 import overlay
 import pytest
 import yaml
-from octoserve import patches
+from octoserve import patches, venv
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SERIES = ROOT / "files/patches" / os.environ.get("OCTOSERVE_STACK", "vllm-0.32.0")
 CACHE = ROOT / ".cache/patched" / SERIES.name
+#: Random models by name: cases.yml.
+CASES: dict[str, Any] = yaml.safe_load((HERE / "cases.yml").read_text(encoding="utf-8"))
 #: Seconds that one interpreter may take; loading takes ten on an idle machine.
 LIMIT = 300
 ENVIRONMENT = {
@@ -68,12 +71,12 @@ class Stack:
 @pytest.fixture(scope="session")
 def python() -> str:
     """The interpreter of an installed, unpatched CPU stack."""
-    venv = os.environ.get("OCTOSERVE_STACK_VENV", "")
-    path = Path(venv) / "bin/python"
-    if not venv or not path.exists():
+    folder = os.environ.get("OCTOSERVE_STACK_VENV", "")
+    path = Path(folder) / "bin/python"
+    if not folder or not path.exists():
         lock = SERIES / "requirements-cpu.txt"
         pytest.fail(
-            f"found OCTOSERVE_STACK_VENV={venv!r}, wanted a virtual environment with the CPU stack; "
+            f"found OCTOSERVE_STACK_VENV={folder!r}, wanted a virtual environment with the CPU stack; "
             f"`make test-patches` makes one, by hand: python3.11 -m venv DIR && DIR/bin/pip install -r {lock}",
             pytrace=False,
         )
@@ -102,13 +105,24 @@ def patched(python: str, series: patches.Series) -> Stack:
 
 
 @pytest.fixture(scope="session")
-def models(python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folder of each random model of cases.yml."""
+def llama_cpp() -> Stack:
+    """The interpreter that has llama.cpp, made from its lock where it is not there yet."""
+    lock, path = ROOT / "requirements/llama_cpp.txt", ROOT / ".cache/llama_cpp"
+    if not venv.is_installed(path, venv.digest(lock)):
+        venv.make(path, sys.executable, venv.Source(lock), shutil.which("uv"))
+    return Stack(str(path / "bin/python"))
+
+
+@pytest.fixture(scope="session")
+def models(python: str, llama_cpp: Stack, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folder of each random model of cases.yml, with what transformers and llama.cpp say to it."""
     folder = tmp_path_factory.mktemp("models")
-    done = Stack(python).run("make_models.py", str(folder))
-    assert done.returncode == 0, done.stderr
-    cases = yaml.safe_load((HERE / "cases.yml").read_text(encoding="utf-8"))
-    return {name: folder / name for name in cases}
+    folders = {name: folder / name for name in CASES}
+    made = Stack(python).run("make_models.py", str(folder))
+    assert made.returncode == 0, made.stderr
+    asked = llama_cpp.run("llama_cpp.py", *map(str, folders.values()))
+    assert asked.returncode == 0, asked.stderr[-2000:]
+    return folders
 
 
 @contextlib.contextmanager

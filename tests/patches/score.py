@@ -1,9 +1,11 @@
-"""Serves models of make_models.py in this interpreter's vLLM and compares with transformers.
+"""Serves models of make_models.py in this interpreter's vLLM and compares with transformers and llama.cpp.
 
 ``score.py OPTIONS FOLDER...`` prints one line of JSON. For each folder's name it holds
-``{"difference": …, "same_tokens": …}``, the largest absolute difference of a natural-log probability over all
-positions and tokens, or ``{"error": …}``, what loading or answering ended in. OPTIONS is JSON of further arguments
-of ``vllm.LLM``.
+``{"difference": …, "same_tokens": …}``, the largest absolute difference from transformers of a natural-log
+probability over all positions and tokens, or ``{"error": …}``, what loading or answering ended in. Where the folder
+has a ``llama_cpp.npz``, ``llama_cpp`` is the same from llama.cpp on the file's weights, and ``llama_cpp_quantized``
+the mean difference from llama.cpp on the file as it is. OPTIONS is JSON of further arguments of
+``vllm.LLM``, and of ``score`` below.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -16,10 +18,14 @@ import io
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
+
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 def load(folder: Path, options: dict[str, Any]) -> Any:
@@ -39,28 +45,44 @@ def load(folder: Path, options: dict[str, Any]) -> Any:
     )
 
 
-def score(model: Any, folder: Path) -> dict[str, Any]:
-    """Largest absolute difference of a log probability, as far as the answers have the same tokens."""
+def score(model: Any, folder: Path, reference: str = "reference.npz", save_as: str = "") -> dict[str, Any]:
+    """Differences of log probabilities, as far as the answers have the same tokens.
+
+    *save_as* names a file of the folder that another run can take as its *reference*.
+    """
     from vllm import SamplingParams
 
     prompts = json.loads((folder / "prompts.json").read_text())
-    wanted = np.load(folder / "reference.npz")
+    wanted = np.load(folder / reference)
     length = len(wanted["answer_0"])
     sampling = SamplingParams(
         temperature=0, max_tokens=length, ignore_eos=True, prompt_logprobs=-1, logprobs=-1, detokenize=False
     )
     outputs = model.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
-    worst, same = 0.0, True
+    found: list[Floats] = []
+    same = True
     for number, output in enumerate(outputs):
-        reference = wanted[f"logprobs_{number}"]
-        answer, found = list(wanted[f"answer_{number}"]), output.outputs[0]
-        agreed = next((n for n in range(length) if answer[n] != found.token_ids[n]), length)
-        positions = [*output.prompt_logprobs[1:], *found.logprobs[: agreed + 1]]
-        values = np.array([[position[token].logprob for token in range(reference.shape[1])] for position in positions])
-        difference = np.abs(values - reference[: len(values)]).max()
-        worst = max(worst, float("inf") if np.isnan(difference) else float(difference))
+        answer, tokens = list(wanted[f"answer_{number}"]), output.outputs[0].token_ids
+        agreed = next((n for n in range(length) if answer[n] != tokens[n]), length)
+        positions = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs[: agreed + 1]]
+        vocabulary = wanted[f"logprobs_{number}"].shape[1]
+        found.append(np.array([[position[token].logprob for token in range(vocabulary)] for position in positions]))
         same = same and agreed == length
-    return {"difference": worst, "same_tokens": same}
+    if save_as:
+        answers = {f"answer_{number}": output.outputs[0].token_ids for number, output in enumerate(outputs)}
+        np.savez(folder / save_as, **answers, **{f"logprobs_{number}": values for number, values in enumerate(found)})
+    result = {"difference": float(differences(found, wanted, "logprobs").max()), "same_tokens": same}
+    if (folder / "llama_cpp.npz").exists():
+        other = np.load(folder / "llama_cpp.npz")
+        result["llama_cpp"] = float(differences(found, other, "logprobs").max())
+        result["llama_cpp_quantized"] = float(differences(found, other, "quantized").mean())
+    return result
+
+
+def differences(found: Sequence[Floats], reference: Mapping[str, Floats], name: str) -> Floats:
+    """Absolute differences (positions, vocabulary), infinite where there is no number."""
+    pairs = [(values, reference[f"{name}_{number}"][: len(values)]) for number, values in enumerate(found)]
+    return np.nan_to_num(np.concatenate([np.abs(ours - theirs) for ours, theirs in pairs]), nan=np.inf)
 
 
 def check_command_line() -> None:
@@ -78,8 +100,9 @@ def run(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     from vllm.distributed import cleanup_dist_env_and_memory
 
     try:
-        model = load(folder, options)
-        result = score(model, folder)
+        files = {key: options[key] for key in ("reference", "save_as") if key in options}
+        model = load(folder, {key: value for key, value in options.items() if key not in files})
+        result = score(model, folder, **files)
         del model
     except Exception as error:
         result = {"error": f"{type(error).__name__}: {error}"}
