@@ -53,7 +53,8 @@ def prove(stack: str) -> dict[str, Any]:
     commit, started = git("rev-parse", "HEAD"), time.monotonic()
     with tempfile.TemporaryDirectory(dir=ROOT / ".cache") as made:
         clone, junit = Path(made) / "octoserve", Path(made) / "junit.xml"
-        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        git("clone", "--quiet", str(ROOT), str(clone))
+        git("-C", str(clone), "checkout", "--quiet", commit)
         environment = {**os.environ, "OCTOSERVE_STACK": stack, "OCTOSERVE_STACK_VENV": str(venv)}
         command = [sys.executable, "-m", "pytest", "tests/patches", f"--junitxml={junit}"]
         done = subprocess.run(command, cwd=clone, check=False, env=environment)
