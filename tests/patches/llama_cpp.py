@@ -3,7 +3,8 @@
 ``llama_cpp.py FOLDER...`` writes ``llama_cpp.npz`` into each folder: natural-log probabilities of every next token of
 each prompt and its answer, shaped as in ``reference.npz``. ``logprobs_N`` come from the file's weights made float32 by
 ggml's own functions, ``quantized_N`` from the file as it is: there llama.cpp rounds the activations to 8 bits before
-it multiplies them with quantized weights.
+it multiplies them with quantized weights. ``llama_cpp.json`` holds how far transformers is from them: ``difference``,
+the largest absolute difference from the first, and ``quantized_mean``, the mean difference from the second.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -101,6 +102,17 @@ def log_probabilities(path: Path, folder: Path) -> list[Floats]:
     return found
 
 
+def compare(folder: Path) -> dict[str, float]:
+    """Absolute differences from transformers."""
+    ours, theirs = np.load(folder / "llama_cpp.npz"), np.load(folder / "reference.npz")
+    prompts = range(len(json.loads((folder / "prompts.json").read_text(encoding="utf-8"))))
+    exact, rounded = (
+        np.concatenate([np.abs(ours[f"{name}_{number}"] - theirs[f"logprobs_{number}"]) for number in prompts])
+        for name in ("logprobs", "quantized")
+    )
+    return {"difference": float(exact.max()), "quantized_mean": float(rounded.mean())}
+
+
 def main() -> None:
     """Ask about the folders of the command line."""
     for folder in map(Path, sys.argv[1:]):
@@ -111,6 +123,7 @@ def main() -> None:
         whole.unlink()
         arrays |= {f"quantized_{number}": values for number, values in enumerate(log_probabilities(splits[0], folder))}
         np.savez(folder / "llama_cpp.npz", **arrays)
+        (folder / "llama_cpp.json").write_text(json.dumps(compare(folder)), encoding="utf-8")
 
 
 if __name__ == "__main__":
