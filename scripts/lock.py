@@ -75,7 +75,8 @@ def lock_variant(folder: Path, document: Any, variant: str) -> int:
 
 def _cause(stderr: str) -> str:
     words = " ".join(stderr.split())
-    return (words.partition("cause: ")[2] or words)[-1500:]
+    words = words.partition("cause: ")[2] or words
+    return words.removesuffix(", we can conclude that your requirements are unsatisfiable.")[-1500:]
 
 
 def main() -> int:

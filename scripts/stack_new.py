@@ -208,12 +208,13 @@ def table(made: Made) -> str:
 def advice(made: Made) -> str:
     """What to do about the patches that conflict."""
     picks = [f"  git cherry-pick {carry.LEFT_OUT}/{Path(outcome.patch).stem}" for outcome in made.conflicts()]
+    goals = "patches-export test-patches" if "cpu" in made.variants else "patches-export"
     return "\n".join(
         [
             f"{len(picks)} of {len(made.outcomes)} patches conflict and are left out. To mend them, in this order:",
             f"  cd {made.tree}",
             *picks,
-            f"  make patches-export test-patches STACK={made.folder.name}",
+            f"  make {goals} STACK={made.folder.name}   # in the project again",
         ]
     )
 
