@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STACK = Path("files/patches/vllm-0.32.0")
 ADDRESS = "127.0.0.5"
 RESULT = Path(__file__).with_suffix(".json")
-COVERS = ["files/patches", "files/gates/tiny_glm.yml", "files/profiles/tiny_glm.yml", "tests/fixtures/tiny_glm"]
+COVERS = [str(STACK), "files/gates/tiny_glm.yml", "files/profiles/tiny_glm.yml", "tests/fixtures/tiny_glm"]
 
 
 def playbook(clone: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
