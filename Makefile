@@ -41,8 +41,10 @@ test-demo-patches: tools  ## the demo without each patch in turn (long; leaves a
 test-gpu: tools  ## what needs real cards
 	pytest tests/gpu
 
-bench: demo tools  ## merge and verification beside cp, with the tool that the demo built
+bench: demo tools  ## merge and verification beside cp, with the tool that the demo built; loading beside a plain read
 	python tests/bench/merge_speed.py --tool $$(echo .cache/sandbox/hosts/sandbox/opt/octoserve/llama.cpp/*/bin/llama-gguf-split)
+	PYTHONPATH=module_utils python scripts/stack_venv.py $(STACK) cpu $(STACK_VENV)
+	python tests/bench/loading.py --python $(STACK_VENV)/bin/python --save
 
 patches-import: tools  ## the stack as a git tree, one commit a patch: .cache/patches/$(STACK)
 	PYTHONPATH=module_utils python scripts/patches_tree.py import files/patches/$(STACK) .cache/patches/$(STACK)
