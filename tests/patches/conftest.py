@@ -46,9 +46,13 @@ class Stack:
 
     def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a script of this folder."""
+        return self.execute(str(HERE / script), *arguments, **environment)
+
+    def execute(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run the interpreter."""
         path = {} if self.site is None else {"PYTHONPATH": str(self.site)}
         return subprocess.run(
-            [self.python, str(HERE / script), *arguments],
+            [self.python, *arguments],
             env={**os.environ, **ENVIRONMENT, **path, **environment},
             capture_output=True,
             text=True,
