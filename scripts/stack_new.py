@@ -236,9 +236,15 @@ def _refuse_existing(request: Request, *places: Path) -> None:
 def _put(made: Path, place: Path) -> None:
     """Move a finished folder to its place. What was there is moved to beside the folder, which is temporary."""
     place.parent.mkdir(parents=True, exist_ok=True)
+    old = made.with_name(f"{made.name}.old")
     if place.exists():
-        place.rename(made.with_name(f"{made.name}.old"))
-    made.rename(place)
+        place.rename(old)
+    try:
+        made.rename(place)
+    except OSError:
+        if old.exists():
+            old.rename(place)
+        raise
 
 
 def main() -> int:
