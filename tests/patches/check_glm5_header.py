@@ -28,8 +28,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from tests.fixtures import glm5_header
 from tests.fixtures.tiny_glm.shapes import GlmShape
 
-#: Name -> index_topk, tensor-parallel size, rank.
-RUNS = {"sparse, 1 rank": (2048, 1, 0), "dense, last of 8 ranks": (0, 8, 7)}
+#: Name -> types, index_topk, tensor-parallel size, rank.
+RUNS = {
+    "GLM-5, sparse, 1 rank": (glm5_header.GLM_5, 2048, 1, 0),
+    "GLM-5.2, dense, last of 8 ranks": (glm5_header.GLM_5_2, 0, 8, 7),
+}
 SHAPE = GlmShape(
     vocabulary=glm5_header.VOCABULARY, hidden=glm5_header.HIDDEN, layers=glm5_header.GLM.layers,
     dense_layers=glm5_header.GLM.dense, mtp_layers=glm5_header.GLM.mtp, heads=glm5_header.HEADS,
@@ -101,16 +104,17 @@ def load(loader: Any, config: Any, model_config: Any) -> dict[str, Any]:
     }
 
 
-def run(path: Path, topk: int, size: int, rank: int) -> dict[str, Any]:
-    """Target and draft as one rank of so many."""
+def run(folder: Path, mix: glm5_header.TypeMix, topk: int, size: int, rank: int) -> dict[str, Any]:
+    """Target and draft as one rank of so many, of a file that is removed again."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed import parallel_state
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader import get_model_loader
 
+    path = glm5_header.write(folder / f"of-{size}.gguf", mix)
     config = EngineArgs(
         model=str(path),
-        hf_config_path=str(path.parent),
+        hf_config_path=str(folder),
         hf_overrides={"index_topk": topk},
         quantization="gguf",
         speculative_config={"method": "mtp", "num_speculative_tokens": 1},
@@ -122,7 +126,7 @@ def run(path: Path, topk: int, size: int, rank: int) -> dict[str, Any]:
     draft = config.speculative_config.draft_model_config
     with set_current_vllm_config(config):
         if not parallel_state.model_parallel_is_initialized():
-            parallel_state.init_distributed_environment(1, 0, f"file://{path.parent}/store", 0, "gloo")
+            parallel_state.init_distributed_environment(1, 0, f"file://{folder}/store", 0, "gloo")
             parallel_state.initialize_model_parallel(1)
         group = parallel_state.get_tp_group()
         group.world_size, group.rank_in_group = size, rank
@@ -130,7 +134,9 @@ def run(path: Path, topk: int, size: int, rank: int) -> dict[str, Any]:
         loader = get_model_loader(config.load_config)
         target = load(loader, config, config.model_config)
         draft.model_weights = config.model_config.model_weights
-        return {"target": target, "draft": load(loader, config, draft)}
+        found = {"target": target, "draft": load(loader, config, draft)}
+    path.unlink()
+    return found
 
 
 def main() -> None:
@@ -138,10 +144,9 @@ def main() -> None:
     folder = Path(sys.argv[1])
     out = os.dup(1)
     os.dup2(2, 1)  # vLLM's own output goes to stderr
-    path = glm5_header.write(folder / "model.gguf")
     (folder / "config.json").write_text(json.dumps(SHAPE.config()), encoding="utf-8")
     prepare_stack()
-    results = {name: run(path, *options) for name, options in RUNS.items()}
+    results = {name: run(folder, *options) for name, options in RUNS.items()}
     os.write(out, (json.dumps(results) + "\n").encode())
 
 

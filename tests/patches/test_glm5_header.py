@@ -8,22 +8,103 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import pytest
 from conftest import ROOT, Stack
 
 sys.path.extend([str(ROOT), str(ROOT / "tests/unit")])
+from gguf_writer import Data
 from octoserve.gguf import GGML_TYPES
 
-from tests.fixtures import glm5_header
+from tests.fixtures import glm5_header as glm
 
 Shape: TypeAlias = list[Any] | dict[str, list[Any]]
 
-FILE = glm5_header.tensors()
-MTP = glm5_header.GLM.layers
+LAYERS, DENSE = glm.GLM.layers, glm.GLM.dense
+MTP = f"blk.{LAYERS}."
 INDEXER = ("attn_k.weight", "attn_q_b.weight", "k_norm.bias", "k_norm.weight", "proj.weight")
-RUNS = ("sparse, 1 rank", "dense, last of 8 ranks")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one of `size` ranks is to hold of a file; shapes end with the type, shards have their number."""
+
+    file: dict[str, Data]
+    size: int
+    sparse: bool
+
+    def blocks(self, name: str, rows: int, columns: int) -> list[Any]:
+        """So many rows of a quantized tensor, in bytes as they lie in the file."""
+        kind, elements, size = GGML_TYPES[self.file[name].kind]
+        assert kind != "F32", name
+        assert columns % elements == 0, f"{name}: {columns} columns end within a block of {elements}"
+        return [rows, columns // elements * size, "uint8"]
+
+    def layer(self, layer: int) -> dict[str, Shape]:
+        """The parameters of one layer."""
+        parts = {f"self_attn.{name}": shape for name, shape in self.attention(layer).items()}
+        parts |= {f"mlp.{name}": shape for name, shape in self.mlp(layer).items()}
+        norms = ("input_layernorm.weight", "post_attention_layernorm.weight")
+        return {**parts, **{name: [glm.HIDDEN, "bfloat16"] for name in norms}}
+
+    def attention(self, layer: int) -> dict[str, Shape]:
+        """The parameters of one layer's attention."""
+        file, heads = f"blk.{layer}.attn", glm.HEADS // self.size
+        parts: dict[str, Shape] = {
+            "fused_qkv_a_proj.qweight": {
+                "0": self.blocks(f"{file}_q_a.weight", glm.Q_LORA, glm.HIDDEN),
+                "1": self.blocks(f"{file}_kv_a_mqa.weight", glm.KV_LORA + glm.ROPE, glm.HIDDEN),
+            },
+            "q_a_layernorm.weight": [glm.Q_LORA, "bfloat16"],
+            "q_b_proj.qweight": self.blocks(f"{file}_q_b.weight", heads * (glm.NOPE + glm.ROPE), glm.Q_LORA),
+            "kv_a_layernorm.weight": [glm.KV_LORA, "bfloat16"],
+            "kv_b_proj.weight": [heads * (glm.NOPE + glm.VALUE), glm.KV_LORA, "bfloat16"],
+            "o_proj.qweight": self.blocks(f"{file}_output.weight", glm.HIDDEN, heads * glm.VALUE),
+        }
+        if self.sparse:
+            parts |= {
+                "indexer.wq_b.weight": [glm.INDEX_HEADS * glm.INDEX_DIM, glm.Q_LORA, "bfloat16"],
+                "indexer.wk_weights_proj.weight": [glm.INDEX_DIM + glm.INDEX_HEADS, glm.HIDDEN, "bfloat16"],
+                "indexer.k_norm.weight": [glm.INDEX_DIM, "float32"],
+                "indexer.k_norm.bias": [glm.INDEX_DIM, "float32"],
+            }
+        return parts
+
+    def mlp(self, layer: int) -> dict[str, Shape]:
+        """The parameters of one layer's MLP."""
+        file, part = f"blk.{layer}.ffn", glm.MOE_INTERMEDIATE // self.size
+        if layer < DENSE:
+            return self.gated(file, "", glm.INTERMEDIATE // self.size)
+        down = self.blocks(f"{file}_down_exps.weight", glm.HIDDEN, part)
+        return {
+            "gate.weight": [glm.EXPERTS, glm.HIDDEN, "bfloat16"],
+            "gate.e_score_correction_bias": [glm.EXPERTS, "float32"],
+            "experts.routed_experts.w13_qweight": [
+                glm.EXPERTS,
+                *self.blocks(f"{file}_gate_exps.weight", 2 * part, glm.HIDDEN),
+            ],
+            "experts.routed_experts.w2_qweight": [glm.EXPERTS, *down],
+            **{f"shared_experts.{name}": shape for name, shape in self.gated(file, "_shexp", part).items()},
+        }
+
+    def gated(self, file: str, kind: str, part: int) -> dict[str, Shape]:
+        """The parameters of a gated MLP, of which a rank has a part of the intermediate values."""
+        return {
+            "gate_up_proj.qweight": {
+                "0": self.blocks(f"{file}_gate{kind}.weight", part, glm.HIDDEN),
+                "1": self.blocks(f"{file}_up{kind}.weight", part, glm.HIDDEN),
+            },
+            "down_proj.qweight": self.blocks(f"{file}_down{kind}.weight", glm.HIDDEN, part),
+        }
+
+
+RUNS = {
+    "GLM-5, sparse, 1 rank": Run(glm.tensors(glm.GLM_5), 1, sparse=True),
+    "GLM-5.2, dense, last of 8 ranks": Run(glm.tensors(glm.GLM_5_2), 8, sparse=False),
+}
+each_run = pytest.mark.parametrize(("name", "run"), RUNS.items(), ids=RUNS)
 
 
 @pytest.fixture(scope="module")
@@ -31,128 +112,52 @@ def found(patched: Stack, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     done = patched.run("check_glm5_header.py", str(tmp_path_factory.mktemp("glm5")))
     assert done.returncode == 0, done.stderr[-3000:]
     result: dict[str, Any] = json.loads(done.stdout)
-    assert tuple(result) == RUNS
+    assert result.keys() == RUNS.keys()
     return result
 
 
-def blocks(name: str, rows: int, columns: int) -> list[Any]:
-    """So many rows of a tensor as they lie in the file; plain types as values."""
-    kind, elements, size = GGML_TYPES[FILE[name].kind]
-    if kind == "F32":
-        return [rows, columns, "bfloat16"]
-    assert columns % elements == 0, f"{name}: {columns} columns end within a block of {elements}"
-    return [rows, columns // elements * size, "uint8"]
+@each_run
+def test_every_tensor_of_the_file_has_a_place(found: dict[str, Any], name: str, run: Run) -> None:
+    target, draft = (set(found[name][part]["placed"]) for part in ("target", "draft"))
+    indexers = {f"blk.{layer}.indexer.{part}" for layer in range(LAYERS + 1) for part in INDEXER}
+    placed = run.file.keys() - (set() if run.sparse else indexers)
+    assert target == {tensor for tensor in placed if not tensor.startswith(MTP)}
+    assert draft == {tensor for tensor in placed if tensor.startswith(MTP)}
 
 
-def wanted(layer: int, size: int, sparse: bool) -> dict[str, Shape]:
-    """The parameters of one layer on one of `size` ranks."""
-    file, hidden = f"blk.{layer}", glm5_header.HIDDEN
-    heads = glm5_header.HEADS // size
-    head, value = glm5_header.NOPE + glm5_header.ROPE, glm5_header.VALUE
-    q_lora, kv_lora = glm5_header.Q_LORA, glm5_header.KV_LORA
-    attention: dict[str, Shape] = {
-        "fused_qkv_a_proj.qweight": {
-            "0": blocks(f"{file}.attn_q_a.weight", q_lora, hidden),
-            "1": blocks(f"{file}.attn_kv_a_mqa.weight", kv_lora + glm5_header.ROPE, hidden),
-        },
-        "q_a_layernorm.weight": [q_lora, "bfloat16"],
-        "q_b_proj.qweight": blocks(f"{file}.attn_q_b.weight", heads * head, q_lora),
-        "kv_a_layernorm.weight": [kv_lora, "bfloat16"],
-        "kv_b_proj.weight": [heads * (glm5_header.NOPE + value), kv_lora, "bfloat16"],
-        "o_proj.qweight": blocks(f"{file}.attn_output.weight", hidden, heads * value),
-    }
-    if sparse:
-        attention |= {
-            "indexer.wq_b.weight": [glm5_header.INDEX_HEADS * glm5_header.INDEX_DIM, q_lora, "bfloat16"],
-            "indexer.wk_weights_proj.weight": [glm5_header.INDEX_DIM + glm5_header.INDEX_HEADS, hidden, "bfloat16"],
-            "indexer.k_norm.weight": [glm5_header.INDEX_DIM, "float32"],
-            "indexer.k_norm.bias": [glm5_header.INDEX_DIM, "float32"],
-        }
-    return {
-        "input_layernorm.weight": [hidden, "bfloat16"],
-        "post_attention_layernorm.weight": [hidden, "bfloat16"],
-        **{f"self_attn.{name}": shape for name, shape in attention.items()},
-        **{f"mlp.{name}": shape for name, shape in mlp(layer, size).items()},
-    }
-
-
-def mlp(layer: int, size: int) -> dict[str, Shape]:
-    """The parameters of one layer's MLP."""
-    hidden, experts = glm5_header.HIDDEN, glm5_header.EXPERTS
-    if layer < glm5_header.GLM.dense:
-        return gated(f"blk.{layer}.ffn", "", glm5_header.INTERMEDIATE // size)
-    part, file = glm5_header.MOE_INTERMEDIATE // size, f"blk.{layer}.ffn"
-    shared = gated(file, "_shexp", part)
-    return {
-        "gate.weight": [experts, hidden, "bfloat16"],
-        "gate.e_score_correction_bias": [experts, "float32"],
-        "experts.routed_experts.w13_qweight": [experts, *blocks(f"{file}_gate_exps.weight", 2 * part, hidden)],
-        "experts.routed_experts.w2_qweight": [experts, *blocks(f"{file}_down_exps.weight", hidden, part)],
-        **{f"shared_experts.{name}": shape for name, shape in shared.items()},
-    }
-
-
-def gated(file: str, kind: str, part: int) -> dict[str, Shape]:
-    hidden = glm5_header.HIDDEN
-    return {
-        "gate_up_proj.qweight": {
-            "0": blocks(f"{file}_gate{kind}.weight", part, hidden),
-            "1": blocks(f"{file}_up{kind}.weight", part, hidden),
-        },
-        "down_proj.qweight": blocks(f"{file}_down{kind}.weight", hidden, part),
-    }
-
-
-def options(run: str) -> tuple[int, bool]:
-    """Ranks, and whether attention is sparse."""
-    return (8 if "of 8" in run else 1), run.startswith("sparse")
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_every_tensor_of_the_file_has_a_place(found: dict[str, Any], run: str) -> None:
-    target, draft = (set(found[run][part]["placed"]) for part in ("target", "draft"))
-    _, sparse = options(run)
-    aside = set() if sparse else {f"blk.{layer}.indexer.{name}" for layer in range(MTP + 1) for name in INDEXER}
-    assert target == {name for name in FILE if not name.startswith(f"blk.{MTP}.")} - aside
-    assert draft == {name for name in FILE if name.startswith(f"blk.{MTP}.")} - aside
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_every_parameter_gets_a_tensor(found: dict[str, Any], run: str) -> None:
-    target, draft = found[run]["target"], found[run]["draft"]
+@each_run
+def test_every_parameter_gets_a_tensor(found: dict[str, Any], name: str, run: Run) -> None:
+    target, draft = found[name]["target"], found[name]["draft"]
     assert target["unfilled"] == []
     # The target lends its embeddings and its head to the draft.
-    assert {re.sub(r"\.q?weight(_type)?$", "", name) for name in draft["unfilled"]} == {
+    assert {re.sub(r"\.q?weight(_type)?$", "", parameter) for parameter in draft["unfilled"]} == {
         "model.embed_tokens",
-        f"model.layers.{MTP}.shared_head.head",
+        f"model.layers.{LAYERS}.shared_head.head",
     }
-    assert (target["expert_layers"], draft["expert_layers"]) == (MTP - glm5_header.GLM.dense, 1)
-    assert target["expert_loads"] == draft["expert_loads"] == [3 * glm5_header.EXPERTS]
+    assert (target["expert_layers"], draft["expert_layers"]) == (LAYERS - DENSE, 1)
+    assert target["expert_loads"] == draft["expert_loads"] == [3 * glm.EXPERTS]
 
 
-@pytest.mark.parametrize("run", RUNS)
-def test_every_parameter_has_its_shape_on_its_rank(found: dict[str, Any], run: str) -> None:
-    size, sparse = options(run)
-    rows = glm5_header.VOCABULARY // size
+@each_run
+def test_every_parameter_has_its_shape_on_its_rank(found: dict[str, Any], name: str, run: Run) -> None:
+    rows = glm.VOCABULARY // run.size
     shapes: dict[str, Shape] = {
-        "model.embed_tokens.qweight": blocks("token_embd.weight", rows, glm5_header.HIDDEN),
-        "lm_head.qweight": blocks("output.weight", rows, glm5_header.HIDDEN),
-        "model.norm.weight": [glm5_header.HIDDEN, "bfloat16"],
+        "model.embed_tokens.qweight": run.blocks("token_embd.weight", rows, glm.HIDDEN),
+        "lm_head.qweight": run.blocks("output.weight", rows, glm.HIDDEN),
+        "model.norm.weight": [glm.HIDDEN, "bfloat16"],
     }
-    for layer in range(MTP):
-        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in wanted(layer, size, sparse).items()}
-    assert found[run]["target"]["shapes"] == shapes
+    for layer in range(LAYERS):
+        shapes |= {f"model.layers.{layer}.{part}": shape for part, shape in run.layer(layer).items()}
+    assert found[name]["target"]["shapes"] == shapes
 
 
-@pytest.mark.parametrize("run", RUNS)
-def test_the_draft_has_its_shapes_too(found: dict[str, Any], run: str) -> None:
-    size, sparse = options(run)
-    prefix, hidden = f"model.layers.{MTP}", glm5_header.HIDDEN
-    shapes: dict[str, Shape] = {
-        f"{prefix}.{name}.weight": [hidden, "bfloat16"] for name in ("enorm", "hnorm", "shared_head.norm")
-    }
-    shapes |= {f"{prefix}.mtp_block.{name}": shape for name, shape in wanted(MTP, size, sparse).items()}
-    draft = found[run]["draft"]
-    filled = {name: shape for name, shape in draft["shapes"].items() if name not in draft["unfilled"]}
-    assert filled.pop(f"{prefix}.eh_proj.weight") == [hidden, 2 * hidden, "bfloat16"]
+@each_run
+def test_the_draft_has_its_shapes_too(found: dict[str, Any], name: str, run: Run) -> None:
+    draft, prefix = found[name]["draft"], f"model.layers.{LAYERS}"
+    norms = ("enorm", "hnorm", "shared_head.norm")
+    shapes: dict[str, Shape] = {f"{prefix}.{part}.weight": [glm.HIDDEN, "bfloat16"] for part in norms}
+    shapes |= {f"{prefix}.mtp_block.{part}": shape for part, shape in run.layer(LAYERS).items()}
+    filled = {part: shape for part, shape in draft["shapes"].items() if part not in draft["unfilled"]}
+    # No tensor-parallel layer, so no quantized one either.
+    assert filled.pop(f"{prefix}.eh_proj.weight") == [glm.HIDDEN, 2 * glm.HIDDEN, "bfloat16"]
     assert filled == shapes
