@@ -46,11 +46,10 @@ SHOWN_IN_PARTS = {
 
 
 def agrees(result: dict[str, Any], case: str = PROBE) -> bool:
-    with_transformers = bool(result.get("same_tokens")) and result["difference"] < TOLERANCE
-    if CASES[case].get("llama_cpp_differs"):
-        return with_transformers
-    with_llama_cpp = result["llama_cpp"] < TOLERANCE and result["llama_cpp_quantized"] < MEAN_TOLERANCE
-    return with_transformers and with_llama_cpp
+    agreed = bool(result.get("same_tokens")) and result["difference"] < TOLERANCE
+    if not agreed or CASES[case].get("llama_cpp_differs"):
+        return agreed
+    return bool(result["llama_cpp"] < TOLERANCE and result["llama_cpp_quantized"] < MEAN_TOLERANCE)
 
 
 @pytest.fixture(scope="module")
