@@ -5,8 +5,8 @@
 With the patch that reads a file once for all ranks, and without it. One dense and one mixture-of-experts layer with the
 embeddings, 8.5 GB of random blocks in the types of UD-Q4_K_XL; ranks are processes on the CPU that keep the quantized
 blocks; each load starts with none of the file in the page cache. All ranks load at once, and one alone while the others
-wait: what it had to read then is what it needs. Without the patch a rank holds whole tensors, so that more than two do
-not fit together into a small machine.
+wait: what it had to read then is what it needs. Ranks that do not fit into the free memory are not measured, and the
+result says so.
 
 `read_of_file`: bytes that all ranks together had from the disk, as a part of the file. `read_again_of_file`: what the
 whole machine read again because it had been evicted: memory was short. `cpu_seconds` do not depend on what else runs,
@@ -104,6 +104,14 @@ def refaulted() -> int:
     return int(counters["workingset_refault_file"]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def room(size: int, ranks: int, loading: int, whole_tensors: bool) -> str:
+    """Why so many ranks may not load at once, empty where they may: the kernel would end one, or somebody else."""
+    each = size // ranks + (size if whole_tensors else 0) // 2 + (1 << 30)
+    free = next(line.split()[1] for line in Path("/proc/meminfo").read_text().splitlines() if "MemAvailable" in line)
+    needed, found = loading * each / 1e9, int(free) * 1024 / 1e9
+    return "" if needed < found else f"not measured: takes about {needed:.0f} GB of memory, {found:.0f} GB are free"
+
+
 def load(python: str, site: Path, model: Path, ranks: int, loading: int) -> list[dict[str, Any]]:
     """What each of so many ranks says of a cold load."""
     done = subprocess.run(
@@ -180,14 +188,17 @@ def main() -> None:
         series = patches.load_series(ROOT / SERIES)
         without = patches.Series(tuple(patch for patch in series.patches if PATCH not in patch.file))
         assert len(without.patches) == len(series.patches) - 1, f"{SERIES} has no patch {PATCH}"
-        for label, which, most in (("without the patch", without, 2), ("with it", series, max(options.ranks))):
+        for label, which in (("without the patch", without), ("with it", series)):
             site = folder / label.replace(" ", "-")
             overlay.build(site, patches.site_packages_of(options.python), which)
             for ranks in options.ranks:
-                for loading in sorted({1, ranks} if ranks <= most else {1}):
-                    report["plain_read_gb_s"].append(round(size / plain_read(model) / 1e9, 3))
-                    load_name = f"{loading} of {ranks} ranks, {label}"
-                    report["loads"][load_name] = measure(options.python, site, model, ranks, loading)
+                for loading in sorted({1, ranks}):
+                    reason = room(size, ranks, loading, which is without)
+                    if not reason:
+                        report["plain_read_gb_s"].append(round(size / plain_read(model) / 1e9, 3))
+                    report["loads"][f"{loading} of {ranks} ranks, {label}"] = reason or measure(
+                        options.python, site, model, ranks, loading
+                    )
         text = json.dumps(report, indent=1)
         print(text)
         if options.save:

@@ -16,6 +16,8 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -123,9 +125,13 @@ def load(config: Any) -> dict[str, Any]:
     }
 
 
-def run(order: tuple[str, int, int, int, int]) -> dict[str, Any] | None:
-    """One rank, as the pool calls it."""
-    return join(*order)
+def run(model: str, rank: int, size: int, loading: int, port: int) -> dict[str, Any] | None:
+    """Be one rank; at an error, end, so that the others do not wait."""
+    try:
+        return join(model, rank, size, loading, port)
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
 
 
 def main() -> None:
@@ -137,9 +143,9 @@ def main() -> None:
 
     os.environ["VLLM_DIST_IDENT"] = f"loading-{os.getpid()}"  # names the shared memory of vLLM's CPU collectives
     port = 29500 + os.getpid() % 1000
-    orders = [(model, rank, size, loading, port) for rank in range(size)]
-    with get_context("fork").Pool(size) as pool:
-        results = pool.map(run, orders, chunksize=1)
+    with ProcessPoolExecutor(size, get_context("fork")) as pool:  # unlike Pool, it notices a rank that was killed
+        ranks = [pool.submit(run, model, rank, size, loading, port) for rank in range(size)]
+        results = [rank.result() for rank in ranks]
     found = [result for result in results if result]
     os.write(out, (json.dumps(found) + "\n").encode())
 
