@@ -1,10 +1,10 @@
 """Writes the models of loader.yml and what transformers says to them. Runs in the stack's interpreter.
 
 ``loader_models.py FOLDER`` makes for each model a folder with ``model*.gguf``, ``config.json``, ``prompts.json``
-(a list of ``{"name", "prompt", "answer"}``, token ids) and ``reference.npz``: for prompt N ``sparse_N``, and for those
-of at most DENSE_LIMIT tokens ``dense_N``, natural-log probabilities (prompt + answer - 1, vocabulary) of every next
-token, the answer fed. The trained model's answer is greedy; a random model's is one token ANSWER times, which a bias
-on its logit makes any engine say.
+(a list of ``{"name", "prompt", "answer"}``, token ids) and ``reference.npz``: for prompt N ``sparse_N`` where the model
+has an indexer, and ``dense_N`` for random models and prompts of at most DENSE_LIMIT tokens, natural-log probabilities
+(prompt + answer - 1, vocabulary) of every next token, the answer fed. The trained model's answer is greedy; a random
+model's is one token ANSWER times, which a bias on its logit makes any engine say.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -24,7 +24,7 @@ import torch
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.fixtures.tiny_glm import corpus, glm_gguf, reference, tokenizer
+from tests.fixtures.tiny_glm import corpus, glm_gguf, reference, shapes, tokenizer
 from tests.gpu import mtp_head
 
 # The indexer's head weights are quantized in some files: the name of that tensor was once mangled while loading.
@@ -35,9 +35,9 @@ DENSE_LIMIT = 1000
 
 def make_trained(folder: Path, mtp: bool) -> None:
     """The fixture's splits, or one file of them and an MTP head, with the gates' prompts."""
-    shape = glm_gguf.GlmShape(mtp_layers=int(mtp))
+    shape = shapes.GlmShape(mtp_layers=int(mtp))
     splits = sorted(glm_gguf.HERE.glob("*-of-*.gguf"))
-    model = reference.build_model(glm_gguf.GlmShape(), glm_gguf.read_state(splits))
+    model = reference.build_model(shapes.GlmShape(), glm_gguf.read_state(splits))
     if mtp:
         head = mtp_head.train(model, shape)
         mtp_head.write_with_head(folder / "model.gguf", splits, head.state(shape), shape)
@@ -63,19 +63,15 @@ def make_trained(folder: Path, mtp: bool) -> None:
 
 def make_random(folder: Path, case: dict[str, Any]) -> None:
     """A random model, its weights scaled as the case says."""
-    options = dict(case["shape"])
-    if "indexer_layers" in options:
-        options["indexer_layers"] = tuple(options["indexer_layers"])
-    shape = glm_gguf.GlmShape(**options)
+    shape = shapes.from_options(case["shape"])
     state = glm_gguf.random_state(shape, case["seed"])
     for pattern, gain in case["gains"].items():
         state |= {name: values * np.float32(gain) for name, values in state.items() if re.search(pattern, name)}
     state = glm_gguf.write_gguf(folder / "model.gguf", shape, state=state, mix=MIX)
     (folder / "config.json").write_text(json.dumps(shape.config() | case.get("config", {})), encoding="utf-8")
-    models = {
-        "sparse": reference.build_model(shape, state),
-        "dense": reference.build_model(replace(shape, index_topk=shape.max_position), state),
-    }
+    models = {"dense": reference.build_model(replace(shape, index_topk=shape.max_position), state)}
+    if shape.has_indexer(0):
+        models["sparse"] = reference.build_model(shape, state)
     random = np.random.default_rng(case["seed"])
     prompts: list[dict[str, Any]] = [
         {"name": f"{size} tokens", "prompt": [int(token) for token in random.integers(10, shape.vocabulary, size)]}

@@ -40,6 +40,7 @@ from octoserve import patches
 SERIES = ROOT / "files/patches/vllm-0.32.0"
 COVERS = ["files/patches/vllm-0.32.0", *(f"tests/gpu/loader{part}" for part in (".yml", "_models.py", "_serve.py"))]
 LIMIT = 300  # seconds for one case
+OPERATORS = {"ggml_dequantize", "ggml_mul_mat_vec_a8", "ggml_mul_mat_a8", "ggml_moe_a8", "ggml_moe_a8_vec"}
 OPTIONS = {
     "dtype": "bfloat16",
     "kv_cache_memory_bytes": 2 * 1024**3,
@@ -77,13 +78,14 @@ def load_cases(document: dict[str, Any]) -> list[Case]:
 
 def request(case: Case, model: dict[str, Any], folder: Path, cpu: bool) -> dict[str, Any]:
     """What loader_serve.py is asked for."""
+    has_indexer = "trained" in model or "index_topk" in model["shape"]
     options = dict(case.fields.get("options", {}))
     if cpu:
         options.pop("attention_backend", None)
-        options = {"hf_overrides": {"index_topk": 0}} | options | CPU_OPTIONS
+        options = ({"hf_overrides": {"index_topk": 0}} if has_indexer else {}) | options | CPU_OPTIONS
     else:
         options = OPTIONS | options
-    dense = cpu or case.fields.get("dense", False)
+    dense = cpu or case.fields.get("dense", not has_indexer)
     return {
         "folder": str(folder / case.fields["model"]),
         "greedy": bool(model.get("trained")),
@@ -93,36 +95,41 @@ def request(case: Case, model: dict[str, Any], folder: Path, cpu: bool) -> dict[
     }
 
 
-def verdict(case: Case, asked: dict[str, Any], result: dict[str, Any], bounds: dict[str, Any], cpu: bool) -> str:
+def verdict(case: Case, document: dict[str, Any], asked: dict[str, Any], result: dict[str, Any], cpu: bool) -> str:
     """`ok`, or what does not hold."""
-    attention = asked["attention"]
-    if case.mutation:
-        wanted = case.fields["fails_with"]
-        if wanted != "difference":
-            found = result.get("error", "no error")
-            return "ok" if re.search(wanted, found) else f"wanted an error like {wanted}, found {found}"
-        if "error" in result:
-            return f"wanted another answer, found {result['error']}"
-        return "ok" if broken(result["comparison"], attention, bounds) else "the fault is not seen"
+    bounds, model = document["bounds"], document["models"][case.fields["model"]]
+    wanted = case.fields.get("fails_with")
     if "error" in result:
-        return str(result["error"])
-    faults = broken(result["comparison"], attention, bounds)
-    faults += [
-        f"rank {number} has not the CUDA kernels of the plugin"
-        for number, rank in enumerate(result["loaded"])
-        if not cpu and (rank["extension"] is None or len(rank["operators"]) < OPERATORS)
-    ]
+        found = str(result["error"])
+        return "ok" if wanted and re.search(wanted, found) else f"wanted {wanted or 'an answer'}, found {found}"
+    differs = broken(result["comparison"], asked["attention"], bool(model.get("routed")), bounds)
+    rejected = ""
     if (speculative := result.get("speculative")) is not None:
         share = speculative.get("accepted", 0) / max(1, speculative.get("drafted", 0))
-        if share < bounds["accepted"]:
-            faults.append(f"accepted {share:.2f} of the drafted tokens")
-    return "; ".join(faults) or "ok"
+        rejected = f"accepted {share:.2f} of the drafted tokens" if share < bounds["accepted"] else ""
+    if wanted == "accepted":
+        return "; ".join(differs) or ("ok" if rejected else "the fault is not seen")
+    if wanted == "difference":
+        return "ok" if differs else "the fault is not seen"
+    if wanted:
+        return f"wanted an error like {wanted}, found none"
+    faults = [*differs, rejected, *(() if cpu else kernels_missing(result))]
+    return "; ".join(filter(None, faults)) or "ok"
 
 
-OPERATORS = 5  # that loader_worker.py asks for
+def kernels_missing(result: dict[str, Any]) -> list[str]:
+    """What the plugin's own CUDA kernels did not compute."""
+    missing = [
+        f"rank {number} has not the CUDA kernels of the plugin"
+        for number, rank in enumerate(result["loaded"])
+        if rank["extension"] is None or set(rank["operators"]) != OPERATORS
+    ]
+    if "ran" in result:
+        missing += [f"{name} did not run" for name in OPERATORS if f"_C_gguf::{name}" not in result["ran"]]
+    return missing
 
 
-def broken(comparison: dict[str, Any], attention: str, bounds: dict[str, Any]) -> list[str]:
+def broken(comparison: dict[str, Any], attention: str, routed: bool, bounds: dict[str, Any]) -> list[str]:
     """Bounds that a comparison passes."""
     if "same_tokens" in comparison:
         faults = [f"{name}: {text}" for name, text in comparison["wrong"].items()]
@@ -131,7 +138,8 @@ def broken(comparison: dict[str, Any], attention: str, bounds: dict[str, Any]) -
         return faults
     faults = []
     for part, found in comparison.items():
-        bound = bounds["dense" if attention == "dense" or part == "prompt_within" else "sparse"]
+        beyond = attention == "sparse" and part != "prompt_within"
+        bound = bounds["sparse" if beyond else "routed" if routed else "dense"]
         if not found["divergence"] <= bound["divergence"]:
             faults.append(f"{part}: divergence {found['divergence']:.4f} nats")
         if found["agreement"] < bound["agreement"]:
@@ -249,7 +257,7 @@ def prove(
             shown = ",".join(map(str, list(numbers)[: case.ranks])) if cards else None
             result = serve(arguments.python, site, asked, shown, arguments.out / "logs" / f"{case.name}.log")
         result["seconds"] = round(time.monotonic() - started, 1)
-        result["verdict"] = verdict(case, asked, result, document["bounds"], arguments.cpu)
+        result["verdict"] = verdict(case, document, asked, result, arguments.cpu)
         report(case.name, result)
 
     for ranks in sorted({case.ranks for case in cases}):

@@ -80,10 +80,8 @@ def forced(model: Any, folder: Path, attention: str, topk: int) -> dict[str, Any
         parts["prompt_within"].append((prompt[:topk], reference[: min(topk, split)]))
         parts["prompt_beyond"].append((prompt[topk:], reference[topk:split]))
         parts["answer"].append((table(output.outputs[0].logprobs, reference.shape[1], len(answer)), reference[split:]))
-    return {
-        name: compare(np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs]))
-        for name, pairs in parts.items()
-    }
+    joined = {name: [np.concatenate(side) for side in zip(*pairs, strict=True)] for name, pairs in parts.items()}
+    return {name: compare(found, reference) for name, (found, reference) in joined.items() if len(found)}
 
 
 def answers(model: Any, folder: Path) -> dict[str, Any]:
@@ -145,9 +143,8 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     result["loaded"] = model.collective_rpc("loaded")
     if case.get("watch"):
         model.collective_rpc("watch")
-    result["comparison"] = (
-        answers(model, folder) if case["greedy"] else forced(model, folder, case["attention"], config["index_topk"])
-    )
+    topk = config.get("index_topk", config["max_position_embeddings"])
+    result["comparison"] = answers(model, folder) if case["greedy"] else forced(model, folder, case["attention"], topk)
     if case.get("watch"):
         result["ran"] = model.collective_rpc("watched")[0]
     if speculative:

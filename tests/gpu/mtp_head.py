@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import GlmMoeDsaForCausalLM
 
-from tests.fixtures.tiny_glm import corpus, glm_gguf, k_quants, reference, tokenizer
+from tests.fixtures.tiny_glm import corpus, glm_gguf, k_quants, reference, shapes, tokenizer
 
 STEPS = 160
 RATE = 1e-3
@@ -29,7 +29,7 @@ BATCH = 6  # conversations
 class Head(torch.nn.Module):
     """eh_proj over [enorm(embedding of the next token), hnorm(hidden state)], one layer, shared_head.norm."""
 
-    def __init__(self, model: GlmMoeDsaForCausalLM, shape: glm_gguf.GlmShape) -> None:
+    def __init__(self, model: GlmMoeDsaForCausalLM, shape: shapes.GlmShape) -> None:
         super().__init__()
         last = f"model.layers.{shape.layers - 1}."
         checkpoint = {name: np.array(values.detach()) for name, values in reference.to_checkpoint(model).items()}
@@ -52,7 +52,7 @@ class Head(torch.nn.Module):
         output: torch.Tensor = self.block.model(inputs_embeds=joined, use_cache=False).last_hidden_state
         return output
 
-    def state(self, shape: glm_gguf.GlmShape) -> glm_gguf.State:
+    def state(self, shape: shapes.GlmShape) -> glm_gguf.State:
         """The head's tensors under the names of a Hugging Face checkpoint."""
         prefix = f"model.layers.{shape.layers}"
         state = {
@@ -75,7 +75,7 @@ def conversations() -> list[list[int]]:
     ]
 
 
-def train(model: GlmMoeDsaForCausalLM, shape: glm_gguf.GlmShape, *, seed: int = 0) -> Head:
+def train(model: GlmMoeDsaForCausalLM, shape: shapes.GlmShape, *, seed: int = 0) -> Head:
     """A head that says what the model will say one token later."""
     torch.manual_seed(seed)
     head = Head(model, shape)
@@ -110,7 +110,7 @@ def _loss(model: GlmMoeDsaForCausalLM, head: Head, batch: Sequence[list[int]]) -
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
 
 
-def write_with_head(path: Path, splits: Sequence[Path], state: glm_gguf.State, shape: glm_gguf.GlmShape) -> None:
+def write_with_head(path: Path, splits: Sequence[Path], state: glm_gguf.State, shape: shapes.GlmShape) -> None:
     """One GGUF file: the splits' tensors as they are, and the head's in the model's mix of types."""
     writer = gguf.GGUFWriter(path, "glm-dsa")
     glm_gguf.add_metadata(writer, shape)
