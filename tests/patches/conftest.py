@@ -26,7 +26,7 @@ CACHE = ROOT / ".cache/patched" / SERIES.name
 #: Random models by name: cases.yml.
 CASES: dict[str, Any] = yaml.safe_load((HERE / "cases.yml").read_text(encoding="utf-8"))
 #: Seconds that one interpreter may take; loading takes ten on an idle machine.
-LIMIT = 300
+LIMIT = 600
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_CACHE_ROOT": str(CACHE / "cache/vllm"),
