@@ -56,8 +56,11 @@ def prove(stack: str) -> dict[str, Any]:
         git("clone", "--quiet", str(ROOT), str(clone))
         git("-C", str(clone), "checkout", "--quiet", commit)
         environment = {**os.environ, "OCTOSERVE_STACK": stack, "OCTOSERVE_STACK_VENV": str(venv)}
-        command = [sys.executable, "-m", "pytest", "tests/patches", f"--junitxml={junit}"]
+        # -vv beside the project's -q: each test is named as it ends.
+        command = [sys.executable, "-m", "pytest", "-vv", "tests/patches", f"--junitxml={junit}"]
         done = subprocess.run(command, cwd=clone, check=False, env=environment)
+        if not junit.exists():
+            raise SystemExit(f"proofs: pytest ended with {done.returncode} before its last test; nothing is recorded")
         ended = outcomes(junit)
     pins = dict(re.findall(r"^([a-z0-9-]+)==([^\s\\]+)", (folder / "requirements-cpu.txt").read_text(), re.MULTILINE))
     return {
