@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ class Questions:
             if (implementation := getattr(module, "impl", None)) is not None:
                 attention.add(type(implementation).__name__)
         return {
-            "extension": getattr(extension, "__file__", None),
+            "extension": Path(extension.__file__).name if extension else None,
             "operators": sorted(name for name in OPERATORS if hasattr(torch.ops._C_gguf, name)),
             "methods": dict(methods),
             "attention": sorted(attention),
@@ -44,7 +45,7 @@ class Questions:
     def watched(self) -> list[str]:
         """Names of what ran since `watch` that are GGUF's or attention's."""
         self._watch.stop()
-        names = {event.key for event in self._watch.key_averages()}
+        names = {event.key.partition("(")[0] for event in self._watch.key_averages()}
         return sorted(name for name in names if any(part in name.lower() for part in PARTS))
 
 

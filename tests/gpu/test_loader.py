@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.gpu import loader_proof
 
-DOCUMENT = yaml.safe_load((Path(__file__).parent / "loader.yml").read_text(encoding="utf-8"))
+DOCUMENT = loader_proof.load_document()
 PYTHON = os.environ.get("OCTOSERVE_CUDA_PYTHON", "")
 
 
