@@ -46,6 +46,7 @@ _expert_loads: Counter[str] = Counter()
 def prepare_stack() -> None:
     """No backend of sparse attention is asked for, the header is read once, the hole not at all, and loads of experts
     are counted."""
+    import vllm_gguf_plugin  # noqa: F401  may derive from the reader, so before that is replaced
     from vllm.model_executor.layers.attention import mla_attention
     from vllm.model_executor.layers.fused_moe import RoutedExperts
 
