@@ -38,10 +38,10 @@ QUANTIZED = {"quantization": "gguf"}
 RANK_TOLERANCE = 1e-4
 #: Patches that change no answer; test_plugin.py shows what they do.
 SHOWN_IN_PARTS = {
-    "0010-rename-the-parameter-not-the-module.patch",
-    "0011-read-a-file-once-for-all-ranks.patch",
-    "0013-keep-the-shards-of-a-fused-layer-contiguous.patch",
-    "0019-check-a-file-without-loading-it.patch",
+    "0011-rename-the-parameter-not-the-module.patch",
+    "0012-read-a-file-once-for-all-ranks.patch",
+    "0014-keep-the-shards-of-a-fused-layer-contiguous.patch",
+    "0020-check-a-file-without-loading-it.patch",
 }
 
 
