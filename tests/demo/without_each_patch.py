@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Deploy the demo without each patch in turn, and record how that ends: `make test-demo-patches`.
+"""Deploy the demo without each patch that it needs, and record how that ends: `make test-demo-patches`.
 
-A long suite (about three minutes a patch). It works on a clone of HEAD with a sandbox host of its own, so that the
+A long suite (about three minutes a patch). The demo needs the patches that tests/patches/mutations.yml leaves out to
+serve as a CPU does: no further options, the first model. It works on a clone of HEAD with a sandbox host of its own, so that the
 checkout and the demo's host stay as they are, and writes `tests/demo/without_each_patch.json` with the commit.
 """
 
@@ -61,8 +62,18 @@ def outcome(clone: Path, done: subprocess.CompletedProcess[str]) -> dict[str, An
     }
 
 
+def needed() -> list[list[str]]:
+    """The patches that the demo needs, each with the later ones that build on it."""
+    mutations = yaml.safe_load((ROOT / "tests/patches/mutations.yml").read_text())
+    return [
+        mutation["take_out"]
+        for mutation in mutations.values()
+        if "take_out" in mutation and not {"model", "options"} & set(mutation)
+    ]
+
+
 def main() -> int:
-    """Deploy whole, then without each `proof: cpu` patch. Exit status 1 where a deploy without one passed."""
+    """Deploy whole, then without each patch. Exit status 1 where a deploy without one passed."""
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -78,17 +89,16 @@ def main() -> int:
             whole = playbook(clone, "site.yml")
             rows["(whole)"] = outcome(clone, whole)
             print(json.dumps({"(whole)": rows["(whole)"]}), flush=True)
-            for entry in series["patches"] if whole.returncode == 0 else []:
-                if entry["proof"] != "cpu":
-                    continue
-                patch = clone / STACK / entry["file"]
-                text = patch.read_text()
-                patch.unlink()
-                rest = [other for other in series["patches"] if other is not entry]
+            for left_out in needed() if whole.returncode == 0 else []:
+                texts = {clone / STACK / file: (clone / STACK / file).read_text() for file in left_out}
+                for patch in texts:
+                    patch.unlink()
+                rest = [entry for entry in series["patches"] if entry["file"] not in left_out]
                 series_file.write_text(yaml.safe_dump({**series, "patches": rest}, sort_keys=False))
-                rows[entry["file"]] = outcome(clone, playbook(clone, "site.yml"))
-                print(json.dumps({entry["file"]: rows[entry["file"]]}), flush=True)
-                patch.write_text(text)
+                rows[left_out[0]] = outcome(clone, playbook(clone, "site.yml"))
+                print(json.dumps({left_out[0]: rows[left_out[0]]}), flush=True)
+                for patch, text in texts.items():
+                    patch.write_text(text)
                 series_file.write_text(series_text)
         finally:
             playbook(clone, "playbooks/sandbox.yml", "--extra-vars=sandbox_state=absent")
