@@ -2,8 +2,9 @@
 """Deploy the demo without each patch that it needs, and record how that ends: `make test-demo-patches`.
 
 A long suite (about three minutes a patch). The demo needs the patches that tests/patches/mutations.yml leaves out to
-serve as a CPU does: no further options, the first model. It works on a clone of HEAD with a sandbox host of its own, so that the
-checkout and the demo's host stay as they are, and writes `tests/demo/without_each_patch.json` with the commit.
+serve as a CPU does: no further options, the first model. It works on a clone of HEAD with a sandbox host of its own,
+so that the checkout and the demo's host stay as they are, and writes `tests/demo/without_each_patch.json` with the
+commit.
 """
 
 from __future__ import annotations
