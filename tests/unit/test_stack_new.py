@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -148,3 +149,32 @@ def test_a_fault_half_way_leaves_nothing(origin: Path) -> None:
         stack_new.make(request_for(origin, "1.1.0"), nothing)
     assert stacks(origin) == ["vllm-1.0.0"]
     assert list((origin.parents[1] / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize(("proofs", "said"), [(0, "the proofs passed"), (2, "the proofs FAILED")])
+def test_the_proofs_of_the_cpu_build_decide(
+    origin: Path,
+    tmp_path: Path,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    proofs: int,
+    said: str,
+) -> None:
+    fake = tmp_path / "bin/make"
+    fake.parent.mkdir()
+    fake.write_text(f'#!/bin/sh\necho "make $*"\nexit {proofs}\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    assert stack_new.main([str(origin), "1.1.0"], origin.parents[1] / "cache") == (1 if proofs else 0)
+    out = capfd.readouterr().out
+    assert "make test-patches STACK=vllm-1.1.0\n" in out
+    assert said in out
+
+
+def test_conflicts_and_refusals_end_with_1(origin: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache = origin.parents[1] / "cache"
+    assert stack_new.main([str(origin), "1.2.0"], cache) == 1
+    assert "1 of 3 patches conflict" in capsys.readouterr().out
+    assert stack_new.main([str(origin), "1.2.0"], cache) == 1
+    assert "say REPLACE=1" in capsys.readouterr().err
