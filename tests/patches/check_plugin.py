@@ -61,6 +61,12 @@ def write(folder: Path, name: str, **options: Any) -> Path:
     return sorted(path.parent.glob("*.gguf"))[0]
 
 
+def shorten(path: Path) -> Path:
+    """The file without its last bytes."""
+    os.truncate(path, path.stat().st_size - 20_000)
+    return path
+
+
 def left_aside(folder: Path) -> list[str]:
     """Tensors of a whole file that a dense run without MTP does not load."""
     path = write(folder, "whole")
@@ -99,10 +105,10 @@ def layouts(folder: Path) -> dict[str, Any]:
     """What is dequantized, or why it cannot be served, at two ranks."""
     from vllm_gguf_plugin.weights_adapter.layout import Weight, modules_to_dequantize
 
-    def layout(*weights: tuple[str, Kind, int]) -> Any:
+    def layout(*weights: tuple[str, Kind, int], wanted: str = "indexer.wq_b", experts: int = 2) -> Any:
         built = [Weight(f"{name}'s tensor", f"0.{name}", kind, (256, columns)) for name, kind, columns in weights]
         try:
-            return sorted(modules_to_dequantize(built, 2, lambda module: "indexer" in module))
+            return sorted(modules_to_dequantize(built, 2, experts, lambda module: module.endswith(wanted)))
         except ValueError as error:
             return str(error)
 
@@ -119,6 +125,12 @@ def layouts(folder: Path) -> dict[str, Any]:
         "plain_experts": layout((gate, Kind.BF16, 256), (up, Kind.BF16, 256), (down, Kind.F16, 256)),
         "partly_plain_experts": layout((gate, Kind.Q8_0, 256), (up, Kind.Q8_0, 256), (down, Kind.F16, 256)),
         "cut_experts": layout((gate, Kind.Q4_K, 256), (up, Kind.Q4_K, 256), (down, Kind.Q6_K, 256)),
+        "half_a_stack": layout(
+            (gate, Kind.Q4_K, 256), (up, Kind.Q4_K, 256), (down, Kind.Q6_K, 512), wanted="down_proj"
+        ),
+        "experts_over_more_ranks": layout(
+            (gate, Kind.Q8_0, 256), (up, Kind.Q8_0, 256), (down, Kind.Q8_0, 64), ("down_proj", Kind.Q8_0, 64), experts=4
+        ),
         "two_types": layout((gate, Kind.Q4_K, 256), (up, Kind.Q5_K, 256), (down, Kind.Q6_K, 512)),
     }
 
@@ -317,6 +329,7 @@ CHECKS: dict[str, Callable[[Path], Any]] = {
         write(folder, "no_indexer", keep=lambda name: "blk.1.indexer" not in name), index_topk=16
     ),
     "other_heads": lambda folder: names_of(write(folder, "heads"), num_attention_heads=4),
+    "damaged": lambda folder: names_of(shorten(write(folder, "damaged"))),
     "too_many_experts": lambda folder: names_of(write(folder, "experts"), n_routed_experts=6),
 }
 

@@ -34,6 +34,7 @@ def found(patched: Stack, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         ("other_heads", "8 tensors of another shape: blk.0.attn_output.weight (64, 64) instead of (64, 128)"),
         ("expert_parallel", "model.layers.3.mlp.experts: the kernels for quantized experts know no expert parallelism"),
         ("extra_config", "takes no extra config but \"dequantize\", got ['dequantise']"),
+        ("damaged", "/damaged/model.gguf is no GGUF file or shorter than its header says"),
         ("unfilled", "1 parameters without a tensor in the GGUF file: ['bias']"),
         ("one_half", "only one half of kv_b_proj in the file: ['a']"),
         ("typeless", "a.qweight comes without its quantization type"),
@@ -94,6 +95,8 @@ def test_what_no_layer_computes_is_dequantized_or_refused_by_name(found: dict[st
         "no_kernel_at_all": "q_b_proj's tensor (Q8_K): it has to be dequantized, and gguf-py cannot",
         "partly_plain_experts": ("experts.0.down_proj's tensor (F16): no kernel for routed experts computes this type"),
         "cut_experts": "experts.0.down_proj's tensor (Q6_K): a rank's 256/2 columns end within a block",
+        "half_a_stack": "experts.0.down_proj's tensor (Q6_K): routed experts are dequantized whole or not at all",
+        "experts_over_more_ranks": "experts.0.down_proj's tensor (Q8_0): a rank's 64/4 columns end within a block",
         "two_types": f"{gate_up}: one kernel computes both and takes one type",
     }
     assert {name: modules for name, modules in layouts.items() if name not in refused} == {
