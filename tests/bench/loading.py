@@ -40,7 +40,7 @@ from tests.fixtures.tiny_glm.shapes import GlmShape
 
 SERIES = "files/patches/vllm-0.32.0"
 PATCH = "read-a-file-once-for-all-ranks"
-COVERS = [SERIES, "tests/bench/loading.py", "tests/bench/loading_ranks.py"]
+COVERS = [SERIES, "tests/bench/loading.py", "tests/bench/loading_ranks.py", "tests/patches/ranks.py"]
 BLOCKS = glm5_header.Blocks(layers=2, dense=1, mtp=0)
 MIX = glm5_header.GLM_5_2
 READ = 8 << 20

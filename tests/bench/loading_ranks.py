@@ -10,17 +10,18 @@ first LOADING ranks load, at once, with none of the file in the page cache; the 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
-import traceback
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "patches"))
+import ranks  # found through the line above
 
 #: Seconds between two looks at the memory.
 INTERVAL = 0.02
@@ -66,35 +67,11 @@ def forget(path: str) -> None:
         raise RuntimeError(f"{path}: {resident} bytes stay in the page cache, wanted none: this is no cold start")
 
 
-def engine_config(model: str, size: int) -> Any:
-    """vLLM's configuration of a dense run that keeps the quantized blocks."""
-    from vllm.engine.arg_utils import EngineArgs
-
-    return EngineArgs(
-        model=model,
-        hf_config_path=str(Path(model).parent),
-        hf_overrides={"index_topk": 0},
-        quantization="gguf",
-        skip_tokenizer_init=True,
-        dtype="bfloat16",
-        enforce_eager=True,
-        max_model_len=128,
-        tensor_parallel_size=size,
-        distributed_executor_backend="mp" if size > 1 else None,
-    ).create_engine_config()
-
-
-def join(model: str, rank: int, size: int, loading: int, port: int) -> dict[str, Any] | None:
+def join(loading: int, model: str, rank: int, size: int, port: int) -> dict[str, Any] | None:
     """Be one rank; load and measure, or wait for those that do."""
     import torch
-    from vllm.config import set_current_vllm_config
-    from vllm.distributed import parallel_state
 
-    torch.set_num_threads(1)
-    config = engine_config(model, size)
-    with set_current_vllm_config(config):
-        parallel_state.init_distributed_environment(size, rank, f"tcp://127.0.0.1:{port}", rank, "gloo")
-        parallel_state.initialize_model_parallel(size)
+    with ranks.joined(model, rank, size, port, "bfloat16") as config:
         if rank == 0:
             forget(model)
         torch.distributed.barrier()
@@ -125,28 +102,12 @@ def load(config: Any) -> dict[str, Any]:
     }
 
 
-def run(model: str, rank: int, size: int, loading: int, port: int) -> dict[str, Any] | None:
-    """Be one rank; at an error, end, so that the others do not wait."""
-    try:
-        return join(model, rank, size, loading, port)
-    except Exception:
-        traceback.print_exc()
-        os._exit(1)
-
-
 def main() -> None:
     """Start the ranks and print what they say."""
     model, size, loading = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     out = os.dup(1)
     os.dup2(2, 1)  # vLLM's own output goes to stderr
-    import vllm.model_executor.models.deepseek_v2  # noqa: F401  imported once, shared by the ranks
-
-    os.environ["VLLM_DIST_IDENT"] = f"loading-{os.getpid()}"  # names the shared memory of vLLM's CPU collectives
-    port = 29500 + os.getpid() % 1000
-    with ProcessPoolExecutor(size, get_context("fork")) as pool:  # unlike Pool, it notices a rank that was killed
-        ranks = [pool.submit(run, model, rank, size, loading, port) for rank in range(size)]
-        results = [rank.result() for rank in ranks]
-    found = [result for result in results if result]
+    found = [result for result in ranks.run(functools.partial(join, loading), model, size) if result]
     os.write(out, (json.dumps(found) + "\n").encode())
 
 

@@ -14,13 +14,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import gguf
 import numpy as np
 import numpy.typing as npt
+import ranks
 
 Array: TypeAlias = npt.NDArray[Any]
 Parameters: TypeAlias = Mapping[str, Array]
@@ -28,35 +28,16 @@ Parameters: TypeAlias = Mapping[str, Array]
 Getter: TypeAlias = Callable[[Parameters, str], Array]
 
 
-def load(order: tuple[str, int, int, int]) -> dict[str, Array]:
+def load(model: str, rank: int, size: int, port: int) -> dict[str, Array]:
     """Be one rank: load, and return every parameter; a fused one as its parts, ``name.0`` and ``name.1``."""
-    model, rank, size, port = order
     import torch
     from torch.nn.parameter import is_lazy
-    from vllm.config import set_current_vllm_config
-    from vllm.distributed import parallel_state
-    from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
     from vllm.model_executor.model_loader import get_model_loader
 
     # The CPU packs plain weights for its own kernels and lets go of them.
     UnquantizedLinearMethod.process_weights_after_loading = lambda self, layer: None
-    torch.set_num_threads(1)
-    config = EngineArgs(
-        model=model,
-        hf_config_path=str(Path(model).parent),
-        hf_overrides={"index_topk": 0},
-        quantization="gguf",
-        skip_tokenizer_init=True,
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=128,
-        tensor_parallel_size=size,
-        distributed_executor_backend="mp",
-    ).create_engine_config()
-    with set_current_vllm_config(config):
-        parallel_state.init_distributed_environment(size, rank, f"tcp://127.0.0.1:{port}", rank, "gloo")
-        parallel_state.initialize_model_parallel(size)
+    with ranks.joined(model, rank, size, port, "float32") as config:
         loaded = get_model_loader(config.load_config).load_model(config, config.model_config)
     arrays: dict[str, Array] = {}
     for name, parameter in loaded.named_parameters():
@@ -140,9 +121,9 @@ def places(config: Mapping[str, Any], size: int) -> dict[str, tuple[str, int, Ge
     }
 
 
-def find(tensor: gguf.ReaderTensor, config: Mapping[str, Any], ranks: Sequence[Parameters]) -> str:
+def find(tensor: gguf.ReaderTensor, config: Mapping[str, Any], shards: Sequence[Parameters]) -> str:
     """How a tensor of the file was found again."""
-    rows = config["vocab_size"] // len(ranks)
+    rows = config["vocab_size"] // len(shards)
     outer: dict[str, tuple[str, int, Getter]] = {
         # Padded to a multiple of 64 rows.
         "token_embd.weight": ("rows", 0, lambda rank, _: rank["model.embed_tokens.qweight"][:rows]),
@@ -152,12 +133,12 @@ def find(tensor: gguf.ReaderTensor, config: Mapping[str, Any], ranks: Sequence[P
     block = re.fullmatch(r"blk\.(\d+)\.(.+)", tensor.name)
     layer, name, known = "model", tensor.name, outer
     if block is not None:
-        layer, name, known = f"model.layers.{block[1]}", block[2], places(config, len(ranks))
+        layer, name, known = f"model.layers.{block[1]}", block[2], places(config, len(shards))
     how, axis, get = known[name]
     wanted = tensor.data
     if name in ("attn_k_b.weight", "attn_v_b.weight"):
         wanted = gguf.quants.dequantize(wanted, tensor.tensor_type)
-    parts = [get(rank, layer) for rank in ranks]
+    parts = [get(rank, layer) for rank in shards]
     if how == "every rank":
         return how if all(same(wanted, part) for part in parts) else "a rank has something else"
     return how if same(wanted, np.concatenate(parts, axis)) else "not found again"
@@ -172,15 +153,10 @@ def main() -> None:
     model, size = sys.argv[1], int(sys.argv[2])
     out = os.dup(1)
     os.dup2(2, 1)  # vLLM's own output goes to stderr
-    import vllm.model_executor.models.deepseek_v2  # noqa: F401  imported once, shared by the ranks
-
-    os.environ["VLLM_DIST_IDENT"] = f"sharding-{os.getpid()}"  # names the shared memory of vLLM's CPU collectives
-    port = 29500 + os.getpid() % 1000
-    with get_context("fork").Pool(size) as pool:
-        ranks = pool.map(load, [(model, rank, size, port) for rank in range(size)], chunksize=1)
+    shards = ranks.run(load, model, size)
     config = json.loads(Path(model).with_name("config.json").read_text())
     tensors = gguf.GGUFReader(model).tensors
-    found = {tensor.name: find(tensor, config, ranks) for tensor in tensors if ".indexer." not in tensor.name}
+    found = {tensor.name: find(tensor, config, shards) for tensor in tensors if ".indexer." not in tensor.name}
     os.write(out, (json.dumps(found) + "\n").encode())
 
 
