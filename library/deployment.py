@@ -57,6 +57,11 @@ number:
   returned: always
   type: int
   sample: 3
+reached:
+  description: How far that deployment has come; V(passed) where its gates passed.
+  returned: with O(state=recorded)
+  type: str
+  sample: passed
 current:
   description: Number of the deployment that C(current) points at, null when none has passed yet.
   returned: always
@@ -74,12 +79,13 @@ def recorded(folder: Path, content: dict[str, Any], write: bool) -> dict[str, An
     """Find or write the record."""
     number = deployment.find(folder, content)
     if number is not None:
-        return {"changed": False, "number": number}
+        return {"changed": False, "number": number, "reached": deployment.state(folder, number)}
     last = max(deployment.numbers(folder), default=0)
     before = deployment.read(folder, last) if last else {}
     number = deployment.record(folder, content) if write else deployment.next_number(folder)
     header = {"before_header": f"deployment {last}" if last else "nothing", "after_header": f"deployment {number}"}
-    return {"changed": True, "number": number, "diff": {"before": before, "after": content, **header}}
+    diff = {"before": before, "after": content, **header}
+    return {"changed": True, "number": number, "reached": "recorded", "diff": diff}
 
 
 def moved(folder: Path, number: int, state: str, write: bool) -> dict[str, Any]:

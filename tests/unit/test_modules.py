@@ -214,10 +214,14 @@ def test_only_what_passed_is_current(tmp_path: Path, run: Runner) -> None:
     assert passed["diff"]["after"] == {"state": "passed", "current": 1}
     assert not run.changed("deployment", **options)
 
+    again = run("deployment", path=str(tmp_path), state="recorded", content=TWO)
+    assert (again["changed"], again["reached"]) == (False, "recorded")
     failed = run("deployment", path=str(tmp_path), state="failed", number=2)
     assert (failed["changed"], failed["current"]) == (True, 1)
     assert failed["diff"]["after"] == {"state": "failed", "current": 1}
     assert str((tmp_path / "current").readlink()) == "0001"
+    again = run("deployment", path=str(tmp_path), state="recorded", content=TWO)
+    assert (again["changed"], again["reached"]) == (False, "failed"), "what failed is not taken for what passed"
 
 
 def test_a_deployment_that_is_not_there_does_not_pass(tmp_path: Path, run: Runner) -> None:
