@@ -122,7 +122,7 @@ def main() -> None:
         arrays = {f"logprobs_{number}": values for number, values in enumerate(log_probabilities(whole, folder))}
         whole.unlink()
         arrays |= {f"quantized_{number}": values for number, values in enumerate(log_probabilities(splits[0], folder))}
-        np.savez(folder / "llama_cpp.npz", **arrays)
+        np.savez(folder / "llama_cpp.npz", allow_pickle=False, **arrays)
         (folder / "llama_cpp.json").write_text(json.dumps(compare(folder)), encoding="utf-8")
 
 

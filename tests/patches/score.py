@@ -70,7 +70,8 @@ def score(model: Any, folder: Path, reference: str = "reference.npz", save_as: s
         same = same and agreed == length
     if save_as:
         answers = {f"answer_{number}": output.outputs[0].token_ids for number, output in enumerate(outputs)}
-        np.savez(folder / save_as, **answers, **{f"logprobs_{number}": values for number, values in enumerate(found)})
+        logprobs = {f"logprobs_{number}": values for number, values in enumerate(found)}
+        np.savez(folder / save_as, allow_pickle=False, **answers, **logprobs)
     result = {"difference": float(differences(found, wanted, "logprobs").max()), "same_tokens": same}
     if (folder / "llama_cpp.npz").exists():
         other = np.load(folder / "llama_cpp.npz")
@@ -82,7 +83,8 @@ def score(model: Any, folder: Path, reference: str = "reference.npz", save_as: s
 def differences(found: Sequence[Floats], reference: Mapping[str, Floats], name: str) -> Floats:
     """Absolute differences (positions, vocabulary), infinite where there is no number."""
     pairs = [(values, reference[f"{name}_{number}"][: len(values)]) for number, values in enumerate(found)]
-    return np.nan_to_num(np.concatenate([np.abs(ours - theirs) for ours, theirs in pairs]), nan=np.inf)
+    finite: Floats = np.nan_to_num(np.concatenate([np.abs(ours - theirs) for ours, theirs in pairs]), nan=np.inf)
+    return finite
 
 
 def check_command_line() -> None:
