@@ -1,188 +1,367 @@
 """The coherence gate: cases, as data, asked to a server and judged.
 
 A case ends in one of three verdicts. ``could-not-run`` is never a pass: the gate holds only where every case
-was asked and passed.
+was asked and passed. Fixed texts are scored alone and again, then the questions are asked, several at a time, then the
+texts are scored once more under load.
 """
 
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .answer_checks import CHECKS, Check, well_formed
+from . import agreement, haystack, scoring
+from .answer_checks import accept, well_formed
+from .coherence_suite import Agreement, Case, Needle, Question, Score, Suite, check_names
 from .openai_api import ApiError, Client, Completion, Usage, join_chunks
 
 PASSED = "pass"
 FAILED = "fail"
 COULD_NOT_RUN = "could-not-run"
+PRIVATE = "(private)"
 
-KEYS = ("name", "prompt", "messages", "max_tokens", "stream", "allow_length", "expect")
+# A recorded perplexity is a limit with this room: quantization kernels of another stack round otherwise.
+RECORDED_ROOM = 1.05
+NEEDLE_SEED = 20
+# A shorter context than this share of the wanted one proves less.
+LEAST_OF_NEEDLE = 0.8
+# Tokens that a needle leaves free of the longest context, beside those of its answer.
+SPARE_TOKENS = 16
+LOAD_PROMPT = "Write a long story about a lighthouse keeper, her dog and a storm. Story number {number}."
+LOAD_TOKENS = 256
+
+Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Case:
-    """One question and what its answer must be.
+class Settings:
+    """How a suite is asked: what the profile serves with, and what its texts are held to.
 
-    ``allow_length``: an answer cut by ``max_tokens`` is judged like another; without it, that is a failure,
-    for a model that does not stop is a broken one.
+    ``perplexity``: limits of the profile by the name of the case; ``recorded``: what a first deploy measured, each with
+    ``perplexity`` and ``identity`` of its text; ``bootstrap``: measure for the first time, where neither is there.
+    ``concurrency``: cases asked at the same time, and streams that are the load. ``order_seed`` shuffles the cases.
     """
 
-    name: str
-    messages: tuple[Mapping[str, str], ...]
-    max_tokens: int
-    checks: tuple[tuple[str, Check], ...]
-    stream: bool = False
-    allow_length: bool = False
+    chat_template_args: Mapping[str, Any] = field(default_factory=dict)
+    parsers: Mapping[str, str] = field(default_factory=dict)
+    perplexity: Mapping[str, float | None] = field(default_factory=dict)
+    recorded: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    bootstrap: bool = False
+    concurrency: int = 4
+    order_seed: int | None = None
 
-    @property
-    def prompt(self) -> str:
-        """What is asked, for people to read."""
-        if len(self.messages) == 1:
-            return self.messages[0]["content"]
-        return "\n".join(f"{message['role']}: {message['content']}" for message in self.messages)
+    def options(self, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Fields of a request: the profile's template arguments, a case's own ones over them."""
+        found = dict(extra or {})
+        template = {**self.chat_template_args, **found.pop("chat_template_kwargs", {})}
+        return {**found, "chat_template_kwargs": template} if template else found
 
 
 @dataclass(frozen=True)
 class Result:
-    """How one case ended, with everything that a reader needs to judge it himself."""
+    """How one case ended, with everything that a reader needs to judge it himself.
 
-    name: str
+    ``fault`` names what does not hold in a word or two that quote nothing: all that is told of a private case.
+    """
+
+    case: Case
     verdict: str
-    prompt: str
-    answer: str = ""
     reason: str = ""
+    fault: str = ""
+    answer: Completion | None = None
+    prompt: str = ""
     seconds: float = 0.0
-    finish_reason: str | None = None
-    usage: Usage | None = None
+    measured: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The case as it stands in ``summary.json``."""
-        return {
-            "name": self.name,
-            "verdict": self.verdict,
-            "prompt": self.prompt,
-            "answer": self.answer,
+        answer = self.answer or Completion("", 0.0)
+        told = {
+            "prompt": self.prompt or self.case.prompt,
+            "answer": answer.text,
+            "reasoning": answer.reasoning,
+            "tool_calls": list(answer.tool_calls),
             "reason": self.reason,
+        }
+        if self.case.private:
+            hidden = dict.fromkeys(("prompt", "answer", "reasoning"), PRIVATE)
+            told = {**hidden, "tool_calls": [], "reason": f"{self.fault} {PRIVATE}" if self.reason else ""}
+        return {
+            "name": self.case.name,
+            "kind": self.case.kind,
+            "verdict": self.verdict,
+            **told,
+            "private": self.case.private,
             "seconds": round(self.seconds, 3),
-            "finish_reason": self.finish_reason,
-            "usage": None
-            if self.usage is None
-            else {
-                "prompt_tokens": self.usage.prompt_tokens,
-                "completion_tokens": self.usage.completion_tokens,
-            },
+            "finish_reason": answer.finish_reason,
+            "usage": _usage(answer.usage),
+            "measured": self.measured,
         }
 
 
-def parse_case(data: Mapping[str, Any], max_tokens: int) -> Case:
-    """Read one case of a suite. Raises ValueError that says what is wrong in it."""
-    name = data.get("name")
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"a case without a name: {dict(data)!r}")
-    try:
-        unknown = sorted(set(data) - set(KEYS))
-        if unknown:
-            raise ValueError(f"unknown: {', '.join(unknown)}; known: {', '.join(KEYS)}")
-        expect = data.get("expect")
-        if not isinstance(expect, Mapping) or not expect:
-            raise ValueError(f"expect: wanted at least one of {', '.join(CHECKS)}: it could not fail")
-        kinds = sorted(set(expect) - set(CHECKS))
-        if kinds:
-            raise ValueError(f"expect: unknown: {', '.join(kinds)}; known: {', '.join(CHECKS)}")
-        return Case(
-            name=name,
-            messages=_messages(data),
-            max_tokens=int(data.get("max_tokens", max_tokens)),
-            checks=tuple((kind, CHECKS[kind](expect[kind])) for kind in CHECKS if kind in expect),
-            stream=bool(data.get("stream", False)),
-            allow_length=bool(data.get("allow_length", False)),
-        )
-    except ValueError as error:
-        raise ValueError(f"case {name!r}: {error}") from error
-
-
-def parse_suite(suite: Mapping[str, Any]) -> list[Case]:
-    """Read a suite: ``cases`` and the default ``max_tokens``. Raises ValueError, also where it is empty."""
-    cases = [parse_case(data, suite.get("max_tokens", 256)) for data in suite.get("cases") or []]
-    if not cases:
-        raise ValueError("the suite holds no cases: a gate that asks nothing proves nothing")
-    names = [case.name for case in cases]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"the suite holds {', '.join(twice)} more than once")
-    return cases
-
-
-def judge(case: Case, answer: Completion) -> str:
-    """Why an answer fails its case; empty where it passes."""
-    if reason := well_formed(answer.text):
-        return reason
+def judge(case: Question, answer: Completion) -> tuple[str, str]:
+    """What an answer fails its case by, in a word and in full; both empty where it passes."""
+    if (case.wants_text or answer.text.strip()) and (reason := well_formed(answer.text)):
+        return "form", reason
     if answer.finish_reason == "length" and not case.allow_length:
-        return f"the answer did not end within {case.max_tokens} tokens"
+        return "length", f"the answer did not end within {case.max_tokens} tokens"
     for kind, check in case.checks:
-        if reason := check(answer.text):
-            return f"{kind}: {reason}"
-    return ""
+        if reason := check(answer):
+            return kind, f"{kind}: {reason}"
+    return "", ""
 
 
-def run_case(client: Client, case: Case, options: Mapping[str, Any]) -> Result:
-    """Ask and judge one case. An answer that cannot be had is ``could-not-run``, no exception."""
+def select(suites: Iterable[Suite], parsers: Mapping[str, str]) -> tuple[list[Case], list[dict[str, str]]]:
+    """The cases of some suites that apply, and those that do not with the reason. Raises ValueError for equal names."""
+    cases = [case for suite in suites for case in suite.cases]
+    check_names(cases)
+    missing = {case.name: [name for name in case.needs if not parsers.get(name)] for case in cases}
+    left_out = [
+        {"name": name, "reason": f"the profile names no {' and no '.join(needed)} parser"}
+        for name, needed in missing.items()
+        if needed
+    ]
+    return [case for case in cases if not missing[case.name]], left_out
+
+
+def longer_than_served(client: Client, cases: Iterable[Case]) -> list[tuple[Case, str]]:
+    """Needles in a context that the server does not take. None where it does not say: then they cannot run."""
+    needles = [case for case in cases if isinstance(case, Needle) and case.tokens]
     try:
+        longest = client.max_model_len() if needles else None
+    except ApiError:
+        return []
+    reason = f"the server takes {longest} tokens, prompt and answer together"
+    return [
+        (case, reason) for case in needles if longest and (case.tokens or 0) > longest - case.max_tokens - SPARE_TOKENS
+    ]
+
+
+class Gate:
+    """One run of the gate over some cases."""
+
+    def __init__(self, client: Client, cases: Sequence[Case], settings: Settings, report: Report | None = None) -> None:
+        self._client, self._settings, self._report = client, settings, report
+        self._cases = list(cases)
+        if settings.order_seed is not None:
+            random.Random(settings.order_seed).shuffle(self._cases)  # noqa: S311  # no secret
+        self._scores = [case for case in self._cases if isinstance(case, Score)]
+        self._scored: dict[str, tuple[list[int], list[float]]] = {}
+        self._silent = threading.Event()
+        self._lock = threading.Lock()
+        self._done = self._failed = 0
+
+    def run(self) -> list[Result]:
+        """Ask everything; the results in the order of the cases. An answer that cannot be had is no exception."""
+        alone = {case.name: self._attempt(case, self._score_alone) for case in self._scores}
+        others = [case for case in self._cases if not isinstance(case, Score)]
+        with ThreadPoolExecutor(max_workers=max(1, self._settings.concurrency)) as pool:
+            results = {case.name: result for case, result in zip(others, pool.map(self._ask, others))}
+        results.update(self._score_under_load(alone))
+        return [results[case.name] for case in self._cases]
+
+    def _ask(self, case: Case) -> Result:
+        kinds = {Question: self._question, Agreement: self._agreement, Needle: self._needle}
+        return self._attempt(case, kinds[type(case)])  # type: ignore[arg-type]  # each takes its own kind
+
+    def _attempt(self, case: Case, ask: Callable[[Any], Result]) -> Result:
+        """One step, with its time; after one that brought no answer at all, the rest is not asked.
+
+        A hung engine would cost a timeout each.
+        """
+        if self._silent.is_set():
+            return Result(case, COULD_NOT_RUN, "not asked: a case before it brought no answer", "not asked")
+        started = time.monotonic()
+        try:
+            result = ask(case)
+        except ApiError as error:
+            if error.status is None:
+                self._silent.set()
+            result = Result(case, COULD_NOT_RUN, str(error), "no answer")
+        result = replace(result, seconds=result.seconds + time.monotonic() - started)
+        self._tell(case, result)
+        return result
+
+    def _tell(self, case: Case, result: Result) -> None:
+        with self._lock:
+            self._done += 1
+            self._failed += result.verdict != PASSED
+            if self._report:
+                failed = f", {self._failed} did not pass" if self._failed else ""
+                self._report(f"coherence{failed}, last {case.name}", self._done, len(self._cases) + len(self._scores))
+
+    def _question(self, case: Question) -> Result:
+        options = self._settings.options(case.options)
         if case.stream:
-            answer = join_chunks(client.stream_chat(case.messages, case.max_tokens, **options))
+            answer = join_chunks(self._client.stream_chat(case.messages, case.max_tokens, **options))
         else:
-            answer = client.chat(case.messages, case.max_tokens, **options)
-    except ApiError as error:
-        return Result(case.name, COULD_NOT_RUN, case.prompt, reason=str(error))
-    reason = judge(case, answer)
-    return Result(
-        case.name,
-        FAILED if reason else PASSED,
-        case.prompt,
-        answer.text,
-        reason,
-        answer.seconds,
-        answer.finish_reason,
-        answer.usage,
+            answer = self._client.chat(case.messages, case.max_tokens, **options)
+        fault, reason = judge(case, answer)
+        return Result(case, FAILED if reason else PASSED, reason, fault, answer)
+
+    def _agreement(self, case: Agreement) -> Result:
+        found = agreement.ask(self._client, case, self._settings.options())
+        verdict = COULD_NOT_RUN if found.missing else FAILED if found.reason else PASSED
+        reason = found.missing or found.reason
+        return Result(
+            case, verdict, reason, "answers disagree" if reason else "", found.answer, measured=found.measured
+        )
+
+    def _needle(self, case: Needle) -> Result:
+        options = self._settings.options()
+
+        def count(prompt: str) -> int:
+            return len(self._client.tokenize(messages=[{"role": "user", "content": prompt}], **options))
+
+        longest = self._client.max_model_len()
+        room = None if longest is None else longest - case.max_tokens - SPARE_TOKENS
+        tokens = case.tokens or room
+        if tokens is None:
+            reason = "the server does not say how long a context it takes"
+            return Result(case, COULD_NOT_RUN, reason, "context not known")
+        try:
+            prompt, code = haystack.question(tokens, case.depth, NEEDLE_SEED + tokens, count)
+        except ValueError as error:
+            return Result(case, COULD_NOT_RUN, str(error), "context too short")
+        messages = ({"role": "user", "content": prompt},)
+        answer = self._client.chat(messages, case.max_tokens, **options)
+        reason = well_formed(answer.text) or accept([code])(answer.text) or ""
+        asked = answer.usage.prompt_tokens if answer.usage else 0
+        if not reason and not LEAST_OF_NEEDLE * tokens <= asked <= tokens:
+            reason = f"the server counts {asked} prompt tokens, wanted {tokens}"
+        shown = prompt if len(prompt) < 1200 else f"{prompt[:300]} […] {prompt[-120:]}"
+        measured = {"prompt_tokens": asked, "depth": case.depth}
+        return Result(case, FAILED if reason else PASSED, reason, "needle", answer, shown, measured=measured)
+
+    def _score_alone(self, case: Score) -> Result:
+        """Score a text twice: its perplexity against the limit, and the second against the first."""
+        tokens, given = scoring.tokens_of(self._client, case, self._settings.chat_template_args)
+        if len(tokens) <= given:
+            return Result(case, COULD_NOT_RUN, f"the text has {len(tokens) - given} tokens to score", "no tokens")
+        first, again = (self._client.prompt_logprobs(tokens)[given - 1 :] for _ in range(2))
+        self._scored[case.name] = (tokens, first)
+        limit, missing = self._limit(case)
+        found, apart = scoring.perplexity(first), scoring.difference(first, again)
+        measured = {
+            "perplexity": found,
+            "limit": limit,
+            "tokens": len(first),
+            "again": apart,
+            "under_load": None,
+            "bound": vars(case.bound),
+            "identity": case.identity,
+        }
+        allowed = case.ceiling if limit is None else min(limit, case.ceiling)
+        if not found <= allowed:
+            reason = f"perplexity {found:.4g}, wanted at most {allowed:.4g}"
+            return Result(case, FAILED, reason, "perplexity", measured=measured)
+        if reason := exceeds("the same text scored twice", apart, case):
+            return Result(case, FAILED, reason, "same twice", measured=measured)
+        if missing:
+            reason = f"measured a perplexity of {found:.4g}, but {missing}"
+            return Result(case, COULD_NOT_RUN, reason, "no limit", measured=measured)
+        return Result(case, PASSED, measured=measured)
+
+    def _limit(self, case: Score) -> tuple[float | None, str]:
+        """The limit of a text's perplexity, or why there is none."""
+        limit, record = self._settings.perplexity.get(case.name), self._settings.recorded.get(case.name)
+        if limit is not None:
+            return float(limit), ""
+        if record and record["identity"] == case.identity:
+            return float(record["perplexity"]) * RECORDED_ROOM, ""
+        if self._settings.bootstrap:
+            return None, ""
+        known = "this host's record is of another text" if record else "there is no limit for it yet"
+        return None, (
+            f"{known}: put it into the profile (gates.perplexity.{case.name}), or deploy once with "
+            "gates_bootstrap=true, which records what it measures where every other case passes"
+        )
+
+    def _score_under_load(self, alone: Mapping[str, Result]) -> dict[str, Result]:
+        """Score each text once more while other requests are answered."""
+        results = dict(alone)
+        if self._scored and not self._silent.is_set():
+            with Load(self._client, self._settings):
+                for case in self._scores:
+                    if case.name in self._scored:
+                        results[case.name] = self._attempt(case, lambda case: self._score_again(case, alone[case.name]))
+        return results
+
+    def _score_again(self, case: Score, before: Result) -> Result:
+        tokens, first = self._scored[case.name]
+        under_load = scoring.difference(first, self._client.prompt_logprobs(tokens)[-len(first) :])
+        result = replace(before, measured={**(before.measured or {}), "under_load": under_load})
+        reason = exceeds("the text scored alone and under load", under_load, case)
+        if result.verdict != FAILED and reason:
+            return replace(result, verdict=FAILED, reason=reason, fault="under load")
+        return result
+
+
+class Load:
+    """``with Load(client, settings):`` keeps as many answers under way as cases are asked at once."""
+
+    def __init__(self, client: Client, settings: Settings) -> None:
+        self._client, self._options = client, settings.options()
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(max(1, settings.concurrency))]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self, number: int) -> None:
+        messages = [{"role": "user", "content": LOAD_PROMPT.format(number=number)}]
+        while not self._stop.is_set():
+            try:
+                self._client.chat(messages, LOAD_TOKENS, **self._options)
+            except ApiError:  # it is no case: a server that cannot answer is found by the score itself
+                return
+
+
+def exceeds(what: str, apart: Mapping[str, float], case: Score | Agreement) -> str:
+    """The reason where log probabilities lie further apart than the bound; else empty."""
+    if apart["mean"] <= case.bound.mean and apart["max"] <= case.bound.max:
+        return ""
+    return (
+        f"{what}: log probabilities differ by {apart['mean']:.3g} nats on average and {apart['max']:.3g} at most, "
+        f"wanted {case.bound.mean:g} and {case.bound.max:g}"
     )
 
 
-def not_asked(case: Case, reason: str) -> Result:
-    """The result of a case that was never sent."""
-    return Result(case.name, COULD_NOT_RUN, case.prompt, reason=reason)
+def run(client: Client, suites: Sequence[Suite], settings: Settings, report: Report | None = None) -> dict[str, Any]:
+    """Ask some suites and return the gate's result, ``{"ok", "passed", "total", "cases", "left_out", ...}``.
 
-
-def run_suite(
-    client: Client,
-    cases: Sequence[Case],
-    options: Mapping[str, Any] | None = None,
-    concurrency: int = 4,
-) -> dict[str, Any]:
-    """Ask all cases, a few at a time, and return ``{"ok", "passed", "total", "cases"}``.
-
-    ``options`` go into every request (``chat_template_kwargs`` of the profile). After one case that brought
-    no answer at all the rest is not asked: a hung engine would cost a timeout each.
+    ``report`` is told the progress as (text, done, total). Raises ValueError where two cases have one name.
     """
-    silent = threading.Event()
-
-    def ask(case: Case) -> Result:
-        if silent.is_set():
-            return not_asked(case, "not asked: a case before it brought no answer")
-        result = run_case(client, case, options or {})
-        if result.verdict == COULD_NOT_RUN:
-            silent.set()
-        return result
-
-    with ThreadPoolExecutor(max_workers=max(1, concurrency)) as pool:
-        results = list(pool.map(ask, cases))
-    return summarize(results)
+    started = time.monotonic()
+    cases, left_out = select(suites, settings.parsers)
+    too_long = longer_than_served(client, cases)
+    left_out += [{"name": case.name, "reason": reason} for case, reason in too_long]
+    names = {case.name for case, _ in too_long}
+    cases = [case for case in cases if case.name not in names]
+    results = Gate(client, cases, settings, report).run()
+    return {
+        **summarize(results),
+        "seconds": round(time.monotonic() - started, 3),
+        "suites": [suite.name for suite in suites],
+        "bootstrap": settings.bootstrap,
+        "left_out": left_out,
+    }
 
 
 def summarize(results: Sequence[Result]) -> dict[str, Any]:
-    """The gate's result: it holds only where there is a case and every one passed."""
+    """The gate's verdict: it holds only where there is a case and every one passed."""
     passed = sum(result.verdict == PASSED for result in results)
     return {
         "ok": 0 < len(results) == passed,
@@ -192,6 +371,14 @@ def summarize(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
+def not_asked(suites: Sequence[Suite], settings: Settings, reason: str) -> dict[str, Any]:
+    """The result of a gate that asked nothing."""
+    cases, left_out = select(suites, settings.parsers)
+    summary = summarize([Result(case, COULD_NOT_RUN, reason, "not asked") for case in cases])
+    names = [suite.name for suite in suites]
+    return {**summary, "seconds": 0.0, "suites": names, "bootstrap": settings.bootstrap, "left_out": left_out}
+
+
 def describe(result: Mapping[str, Any]) -> str:
     """The result for people: the count, then each case that did not pass with prompt and answer."""
     lines = [f"coherence: {result['passed']} of {result['total']} cases passed"]
@@ -199,19 +386,12 @@ def describe(result: Mapping[str, Any]) -> str:
         if case["verdict"] != PASSED:
             lines.append(f"- {case['name']}: {case['verdict']}: {case['reason']}")
             lines.append(f"    prompt: {case['prompt'][:300]!r}")
-            lines.append(f"    answer: {case['answer'][:300]!r}")
+            if case["answer"]:
+                lines.append(f"    answer: {case['answer'][:300]!r}")
     return "\n".join(lines)
 
 
-def _messages(data: Mapping[str, Any]) -> tuple[Mapping[str, str], ...]:
-    prompt, messages = data.get("prompt"), data.get("messages")
-    if (prompt is None) == (messages is None):
-        raise ValueError("wanted either prompt or messages")
-    if prompt is not None:
-        return ({"role": "user", "content": str(prompt)},)
-    if not isinstance(messages, list) or not messages:
-        raise ValueError(f"messages: found {messages!r}, wanted a list of role and content")
-    for message in messages:
-        if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
-            raise ValueError(f"messages: found {message!r}, wanted role and content")
-    return tuple(messages)
+def _usage(usage: Usage | None) -> dict[str, int] | None:
+    if usage is None:
+        return None
+    return {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}

@@ -1,8 +1,13 @@
-"""Client of an OpenAI-compatible server: chat and text completions, whole or streamed with arrival times."""
+"""Client of an OpenAI-compatible server: chat and text completions, whole or streamed with arrival times.
+
+What only vLLM has beyond OpenAI's interface (token ids, log probabilities of the prompt, ``/tokenize``) is asked for by
+the methods that say so.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,11 +29,13 @@ class ApiError(Exception):
     """A request that brought no usable answer.
 
     ``status`` is the HTTP status, None where no response came; ``body`` an excerpt of the response. Neither
-    holds the API key.
+    holds the API key. ``retry_after``: seconds that a full server asks to wait, None where it does not say.
     """
 
-    def __init__(self, url: str, reason: str, status: int | None = None, body: str = "") -> None:
-        self.url, self.reason, self.status, self.body = url, reason, status, body
+    def __init__(
+        self, url: str, reason: str, status: int | None = None, body: str = "", retry_after: float | None = None
+    ) -> None:
+        self.url, self.reason, self.status, self.body, self.retry_after = url, reason, status, body, retry_after
         super().__init__(f"{url}: {reason}" + (f": {body}" if body else ""))
 
 
@@ -41,6 +48,15 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class Token:
+    """One token of an answer: its text, its log probability and those of the likeliest texts (nats)."""
+
+    text: str
+    logprob: float
+    top: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Chunk:
     """One event of a stream, ``at`` seconds after the request was sent."""
 
@@ -50,11 +66,17 @@ class Chunk:
     tool_calls: tuple[Body, ...] = ()
     finish_reason: str | None = None
     usage: Usage | None = None
+    tokens: tuple[Token, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One finished answer. ``seconds`` runs from sending the request to the last byte."""
+    """One finished answer. ``seconds`` runs from sending the request to the last byte.
+
+    ``tokens`` are there where log probabilities were asked for, the ids where ``return_token_ids`` was.
+    """
 
     text: str
     seconds: float
@@ -62,6 +84,9 @@ class Completion:
     tool_calls: tuple[Body, ...] = ()
     finish_reason: str | None = None
     usage: Usage | None = None
+    tokens: tuple[Token, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
     raw: Body = field(default_factory=dict)
 
 
@@ -116,9 +141,10 @@ def parse_chunk(payload: str, at: float) -> Chunk:
     if not isinstance(event, dict) or event.get("error"):
         raise ValueError(f"the server sent an error in the stream: {payload[:ERROR_BODY_CHARS]}")
     usage = parse_usage(event.get("usage"))
+    prompt_ids = tuple(event.get("prompt_token_ids") or ())
     choices = event.get("choices") or []
     if not choices:
-        return Chunk(at, usage=usage)
+        return Chunk(at, usage=usage, prompt_token_ids=prompt_ids)
     delta = choices[0].get("delta") or {}
     return Chunk(
         at,
@@ -127,7 +153,34 @@ def parse_chunk(payload: str, at: float) -> Chunk:
         tool_calls=tuple(delta.get("tool_calls") or ()),
         finish_reason=choices[0].get("finish_reason"),
         usage=usage,
+        tokens=parse_tokens(choices[0].get("logprobs")),
+        token_ids=tuple(choices[0].get("token_ids") or ()),
+        prompt_token_ids=prompt_ids,
     )
+
+
+def parse_tokens(logprobs: Any) -> tuple[Token, ...]:
+    """Read the ``logprobs`` of a chat completion's choice; empty where there are none."""
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    return tuple(
+        Token(
+            str(entry["token"]),
+            float(entry["logprob"]),
+            {str(other["token"]): float(other["logprob"]) for other in entry.get("top_logprobs") or ()},
+        )
+        for entry in content or ()
+    )
+
+
+def merge_tool_calls(deltas: Iterable[Body]) -> tuple[Body, ...]:
+    """Put the pieces of a stream's tool calls together: same ``index``, same call; arguments come in pieces."""
+    calls: dict[int, Body] = {}
+    for delta in deltas:
+        call = calls.setdefault(int(delta.get("index") or 0), {"function": {"name": "", "arguments": ""}})
+        call.update({key: value for key, value in delta.items() if key not in ("index", "function") and value})
+        for key, value in (delta.get("function") or {}).items():
+            call["function"][key] = call["function"].get(key, "") + (value or "")
+    return tuple(calls[index] for index in sorted(calls))
 
 
 def parse_completion(payload: str, seconds: float) -> Completion:
@@ -144,6 +197,9 @@ def parse_completion(payload: str, seconds: float) -> Completion:
         tool_calls=tuple(message.get("tool_calls") or ()),
         finish_reason=choice.get("finish_reason"),
         usage=parse_usage(body.get("usage")),
+        tokens=parse_tokens(choice.get("logprobs")) if message else (),
+        token_ids=tuple(choice.get("token_ids") or ()),
+        prompt_token_ids=tuple(body.get("prompt_token_ids") or ()),
         raw=body,
     )
 
@@ -154,10 +210,18 @@ def join_chunks(chunks: Sequence[Chunk]) -> Completion:
         text="".join(chunk.text for chunk in chunks),
         seconds=chunks[-1].at if chunks else 0.0,
         reasoning="".join(chunk.reasoning for chunk in chunks),
-        tool_calls=tuple(call for chunk in chunks for call in chunk.tool_calls),
+        tool_calls=merge_tool_calls(call for chunk in chunks for call in chunk.tool_calls),
         finish_reason=next((c.finish_reason for c in reversed(chunks) if c.finish_reason), None),
         usage=next((c.usage for c in reversed(chunks) if c.usage), None),
+        tokens=tuple(token for chunk in chunks for token in chunk.tokens),
+        token_ids=tuple(number for chunk in chunks for number in chunk.token_ids),
+        prompt_token_ids=next((c.prompt_token_ids for c in chunks if c.prompt_token_ids), ()),
     )
+
+
+def _seconds(header: str | None) -> float | None:
+    """A Retry-After header in seconds; None where it is missing or a date, which no inference server sends."""
+    return float(header) if header is not None and header.isdecimal() else None
 
 
 class Client:
@@ -181,6 +245,10 @@ class Client:
         self._model = model or None
         self._api_key = api_key or None
 
+    def within(self, timeout: float) -> Client:
+        """The same client with another bound on a request. Raises ApiError where the model has to be asked for."""
+        return Client(self.base_url, self.model, self._api_key, timeout)
+
     @property
     def model(self) -> str:
         """The model's name. Raises ApiError where it has to be asked for and no model is served."""
@@ -193,11 +261,46 @@ class Client:
 
     def models(self) -> list[str]:
         """Names of the served models, in the server's order. Raises ApiError."""
+        return [str(entry["id"]) for entry in self._models()]
+
+    def max_model_len(self) -> int | None:
+        """Longest context that the model is served with, in tokens; None where the server does not say it.
+
+        Raises ApiError. vLLM says it in its list of models.
+        """
+        found = [entry.get("max_model_len") for entry in self._models() if entry["id"] == self.model]
+        return found[0] if found and isinstance(found[0], int) else None
+
+    def _models(self) -> list[Body]:
         url, text, _ = self._whole("GET", "/v1/models", None)
         try:
-            return [str(entry["id"]) for entry in json.loads(text)["data"]]
+            return [{**entry, "id": entry["id"]} for entry in json.loads(text)["data"]]
         except (ValueError, KeyError, TypeError) as error:
             raise ApiError(url, "not a list of models", HTTP_OK, self._excerpt(text)) from error
+
+    def tokenize(self, **request: Any) -> list[int]:
+        """Token ids of ``prompt=`` (a text) or of ``messages=`` in the chat template. vLLM only. Raises ApiError."""
+        url, text, _ = self._whole("POST", "/tokenize", {"model": self.model, **request})
+        try:
+            return [int(token) for token in json.loads(text)["tokens"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ApiError(url, "not a list of tokens", HTTP_OK, self._excerpt(text)) from error
+
+    def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Log probability (nats) of each token but the first, given those before it. vLLM only. Raises ApiError.
+
+        One that is no number is NaN.
+        vLLM computes them anew each time: such a request reads nothing from the prefix cache.
+        """
+        body = {"prompt": list(token_ids), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+        url, text, _ = self._whole("POST", "/v1/completions", {"model": self.model, **body})
+        try:
+            found = json.loads(text)["choices"][0]["prompt_logprobs"]
+            values = [found[at][str(token_ids[at])]["logprob"] for at in range(1, len(token_ids))]
+            return [math.nan if value is None else float(value) for value in values]
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            reason = f"no log probability of each of the {len(token_ids)} tokens of the prompt ({error!r})"
+            raise ApiError(url, reason, HTTP_OK, self._excerpt(text)) from error
 
     def chat(self, messages: Sequence[Message], max_tokens: int, **options: Any) -> Completion:
         """One chat completion at temperature 0, not streamed. ``options`` go into the request as they are.
@@ -226,7 +329,7 @@ class Client:
                 chunks.append(parse_chunk(payload, time.monotonic() - started))
             for _ in lines:  # to the end of the response, or the server logs an aborted request
                 pass
-        except (EOFError, ValueError, AttributeError, TypeError) as error:
+        except (EOFError, ValueError, AttributeError, TypeError, KeyError) as error:
             raise ApiError(url, self._excerpt(f"broken stream after {len(chunks)} chunks: {error}"), HTTP_OK) from error
         return chunks
 
@@ -240,7 +343,7 @@ class Client:
         url, text, seconds = self._whole("POST", path, body)
         try:
             return parse_completion(text, seconds)
-        except (ValueError, AttributeError, TypeError) as error:
+        except (ValueError, AttributeError, TypeError, KeyError) as error:
             raise ApiError(url, f"not a completion ({error})", HTTP_OK, self._excerpt(text)) from error
 
     def _whole(self, method: str, path: str, body: Body | None) -> tuple[str, str, float]:
@@ -271,7 +374,8 @@ class Client:
                 if response.status_code != HTTP_OK:
                     text = response.raw.read(READ_BYTES).decode(errors="replace")
                     reason = f"HTTP {response.status_code} {response.reason}"
-                    raise ApiError(url, reason, response.status_code, self._excerpt(text))
+                    wait = _seconds(response.headers.get("Retry-After"))
+                    raise ApiError(url, reason, response.status_code, self._excerpt(text), wait)
                 # read1 hands over what has arrived; requests' own iterators wait until a block is full.
                 while block := response.raw.read1(READ_BYTES):
                     yield block

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from . import unit_file
+from . import sweep_plan, unit_file
 
 PREPARE = ("merge", "splits")
 _NULL = type(None)
@@ -36,13 +36,15 @@ _SHAPE: dict[str, tuple[tuple[type, ...], bool]] = {
     "parsers.tool_call": ((str,), False),
     "parsers.reasoning": ((str,), False),
     "gates": ((dict,), True),
-    "gates.suite": ((str,), True),
+    "gates.suites": ((list,), True),
+    "gates.perplexity": ((dict,), False),
     "gates.throughput": ((dict,), True),
     "gates.throughput.trials": ((int,), True),
     "gates.throughput.warmup": ((int,), False),
     "gates.throughput.floor_tok_s": ((int, float), True),
     "gates.throughput.reference_tok_s": ((int, float), False),
     "gates.throughput.expected_completion_tokens": ((int,), True),
+    "gates.throughput.sweeps": ((dict,), False),
 }
 _SECTIONS = sorted({path.rpartition(".")[0] for path in _SHAPE})
 _FILE_KEYS = {"path", "name", "size", "sha256"}
@@ -90,6 +92,10 @@ def _mistakes(document: Mapping[str, Any]) -> Iterator[str]:
     yield from _mistakes_of_sources(sources) if isinstance(sources, list) else ()
     yield from _mistakes_of_settings(document, "args")
     yield from _mistakes_of_settings(document, "env")
+    try:
+        sweep_plan.parse(_look_up(document, "gates.throughput.sweeps") or {})
+    except ValueError as error:
+        yield f"gates.throughput: {error}"
 
 
 def _mistakes_of_settings(document: Mapping[str, Any], section: str) -> Iterator[str]:

@@ -1,230 +1,43 @@
-"""The coherence gate: healthy answers pass, sick ones fail, and a silent server is neither."""
+"""The coherence gate: a silent server, private cases, first deploys, and what a result tells."""
 
 from __future__ import annotations
 
+import json
 import random
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from fake_openai_server import COUNT, Body, FakeOpenAiServer, Reply
-from octoserve.answer_checks import (
-    accept,
-    coherent,
-    count,
-    find_loop,
-    is_negated,
-    states,
-    tokens,
-    well_formed,
-    words,
-)
-from octoserve.coherence import describe, parse_suite, run_suite
+from octoserve import perplexity_record
+from octoserve.coherence import PRIVATE, RECORDED_ROOM, Settings, describe, run
+from octoserve.coherence_suite import parse_suite
 from octoserve.openai_api import Client
 
+from tests.gates.scripted_model import Answer, ScriptedModel
+
 ROOT = Path(__file__).parents[2]
-SUITES = sorted((ROOT / "files/gates").glob("*.yml"))
 CORPUS = ROOT / "tests/fixtures/tiny_glm/corpus.yml"
-
-PHOTOSYNTHESIS = """
-Photosynthesis is the process by which green plants, algae, and some bacteria convert light energy
-into chemical energy. Using chlorophyll in their chloroplasts, they absorb sunlight and combine
-carbon dioxide (CO₂) from the air with water (H₂O) from the soil to form glucose. Oxygen is released
-as a by-product, and photons of wavelength λ near 680 nm drive the light reactions. It is the base
-of most food chains on Earth.
-"""
-PROSE = coherent({"min_words": 20, "terms": [["sunlight"], ["oxygen", "O2"]]})
-
-
-def load(path: Path) -> Any:
-    return yaml.safe_load(path.read_text())
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Paris",
-        "The capital of France is **Paris**.",
-        "It is PARIS!",
-        "The capital is not Lyon, it is Paris.",
-        "Not Lyon but Paris.",
-        "The capital is Paris, not Lyon.",
-        "There is no doubt that it is Paris.",
-        "Paris is not only the capital but also the largest city.",
-        "No, Paris is.",
-        "It is Paris. Paris is not small.",
-    ],
-)
-def test_a_form_is_said(text: str) -> None:
-    assert accept(["Paris"])(text) is None
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Lyon",
-        "Parisian",
-        "The capital of France is not Paris.",
-        "It isn't Paris.",
-        "It isn\u2019t Paris.",
-        "Paris is not the capital of France.",
-        "Paris isn't the capital.",
-        "I do not think it is Paris.",
-        "The capital is Lyon, not Paris.",
-        "It was never Paris.",
-    ],
-)
-def test_a_form_is_missing_or_denied(text: str) -> None:
-    assert accept(["Paris"])(text) is not None
-
-
-def test_numbers_are_whole_numbers() -> None:
-    assert states("It is 42.", "42")
-    assert not states("It is 42.5", "42")
-    assert not states("It is 1,420", "42")
-    assert not states("It is 142", "42")
-
-
-def test_a_negation_reaches_five_words() -> None:
-    far = tokens("not a b c d e Paris")
-    assert not is_negated(far, 6, 1)
-    assert is_negated(far[1:1] + far[:1] + far[2:], 5, 1)
-
-
-def test_exact_counting() -> None:
-    check = count({"from": 1, "to": 50})
-    assert check(COUNT) is None
-    assert check(COUNT + "\n") is None
-    assert check(COUNT.replace("\n", " \n")) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (COUNT.replace("\n17\n", "\n"), "line 17: found '18', wanted '17'"),
-        (COUNT.replace("\n17\n", "\n17\n17\n"), "line 18: found '17', wanted '18'"),
-        (COUNT + "\n51", "found 51 lines, wanted 50"),
-        ("\n".join(COUNT.split("\n")[:49]), "found 49 lines, wanted 50"),
-        (COUNT.replace("\n", " "), "line 1"),
-        ("Sure:\n" + COUNT, "line 1"),
-    ],
-)
-def test_a_wrong_count_names_the_first_difference(text: str, reason: str) -> None:
-    found = count({"from": 1, "to": 50})(text)
-    assert found is not None
-    assert found.startswith(reason)
-
-
-def test_healthy_prose_is_coherent() -> None:
-    assert PROSE(PHOTOSYNTHESIS) is None
-
-
-def soup(seed: int) -> str:
-    """Words of the right subject in no language: what a model with one broken layer says."""
-    vocabulary = [
-        "sunlight",
-        "oxygen",
-        "widget",
-        "reactor",
-        "blue",
-        "Tuesday",
-        "carbon",
-        "seven",
-        "lamp",
-        "tax",
-    ]
-    chosen = random.Random(seed)
-    return " ".join(chosen.choice(vocabulary) for _ in range(60)) + " sunlight oxygen"
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("Sunlight makes oxygen.", "3 words"),
-        (PHOTOSYNTHESIS.replace("sunlight", "rays"), "not on the subject"),
-        (PHOTOSYNTHESIS + " the plant" * 12, "repeats itself: 'the plant'"),
-        (PHOTOSYNTHESIS + " the" * 12, "repeats itself: 'the"),
-        (" ".join([PHOTOSYNTHESIS] * 3), "repeats itself"),
-        (PHOTOSYNTHESIS + " растения поглощают свет и воду", "other scripts: {'greek': 1, 'cyrillic': 26}"),
-        (PHOTOSYNTHESIS + "植物利用阳光制造养分并释放氧气和水分", "other scripts: {'greek': 1, 'cjk': 18}"),
-        (PHOTOSYNTHESIS + " " + "sunlight" * 6, "a word of 48 characters"),
-        (soup(1), "no prose"),
-        (soup(2), "no prose"),
-    ],
-)
-def test_sick_prose_is_named(text: str, reason: str) -> None:
-    found = PROSE(text)
-    assert found is not None
-    assert reason in found
-
-
-def test_lists_and_refrains_are_no_loop() -> None:
-    assert find_loop(words("very, very, very good, and very, very late")) is None
-    steps = " ".join(f"In step {n} the plant moves thing number {n * 7} to place {n * 13}." for n in range(30))
-    assert find_loop(words(steps)) is None
-
-
-@pytest.mark.parametrize(
-    "text", ["", " \n", "Par\ufffdis", "Paris<|user|>", "Paris</s>", "a\x00b", "a\ud800b", "<think>Paris"]
-)
-def test_no_answer_may_look_like_this(text: str) -> None:
-    assert well_formed(text) is not None
-
-
-def test_markdown_and_tabs_are_well_formed() -> None:
-    assert well_formed("**Paris** <b>x</b>\n\t- a < b | c > d\r\n") is None
 
 
 def suite(**case: Any) -> dict[str, Any]:
-    return {"cases": [{"name": "a", "prompt": "What?", "expect": {"accept": ["Paris"]}, **case}]}
+    return {"name": "s", "cases": [{"name": "a", "prompt": "What?", "expect": {"accept": ["Paris"]}, **case}]}
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        ({"cases": []}, "no cases"),
-        ({"cases": None}, "no cases"),
-        (suite(name=""), "without a name"),
-        (suite(expect={}), "could not fail"),
-        (suite(expect={"exact": 1}), "case 'a': expect: unknown: exact"),
-        (suite(expect={"accept": "Paris"}), "wanted a list"),
-        (suite(expect={"accept": []}), "wanted a list"),
-        (suite(expect={"accept": ["re:("]}), "no regular expression"),
-        (suite(expect={"accept": ["..."]}), "no word"),
-        (suite(expect={"count": {"from": 1}}), "to: found None"),
-        (suite(expect={"count": {"from": 2, "to": 1}}), "nothing lies"),
-        (suite(expect={"coherent": {"min_words": 0}}), "at least 1"),
-        (suite(expect={"coherent": {"min_words": 5, "max": 1}}), "unknown: max"),
-        (suite(expect={"coherent": {"min_words": 5, "language": "xx"}}), "'xx' is not known"),
-        (suite(messages=[{"role": "user", "content": "x"}]), "either prompt or messages"),
-        (suite(prompt=None, messages=[{"role": "user"}]), "wanted role and content"),
-        (suite(max_token=5), "unknown: max_token"),
-        ({"cases": [*suite()["cases"], *suite()["cases"]]}, "a more than once"),
-    ],
-)
-def test_a_wrong_suite_says_what_is_wrong(data: Any, reason: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(reason)):
-        parse_suite(data)
+def ask(url: str, document: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    return run(Client(url), [parse_suite(document)], Settings(**settings))
 
 
-@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
-def test_shipped_suites_are_valid(path: Path) -> None:
-    data = load(path)
-    assert data["name"] == path.stem
-    prompts = {case.prompt for case in parse_suite(data)}
-    assert {
-        "What is the capital of France?",
-        "Explain photosynthesis in a short paragraph.",
-        "Count from 1 to 50, writing each number on a new line.",
-    } <= prompts
+def questions_of_the_tiny_suite() -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((ROOT / "files/gates/tiny_glm.yml").read_text())
+    return {**document, "cases": [case for case in document["cases"] if "expect" in case]}
 
 
 def corpus_script() -> Any:
     """Answer as the tiny model was trained to: the trained conversation with the same turns before."""
     answers = {}
-    for conversation in load(CORPUS)["conversations"]:
+    for conversation in yaml.safe_load(CORPUS.read_text())["conversations"]:
         turns = conversation["turns"]
         for at in range(1, len(turns), 2):
             answers[tuple(turns[:at])] = turns[at]
@@ -232,11 +45,11 @@ def corpus_script() -> Any:
 
 
 def test_the_tiny_suite_asks_what_the_tiny_model_was_trained_on() -> None:
-    cases = parse_suite(load(ROOT / "files/gates/tiny_glm.yml"))
+    document = questions_of_the_tiny_suite()
     with FakeOpenAiServer(corpus_script()) as server:
-        found = run_suite(Client(server.url), cases)
+        found = ask(server.url, document)
     assert found["ok"], describe(found)
-    assert found["passed"] == found["total"] == len(cases)
+    assert found["passed"] == found["total"] == len(document["cases"])
 
 
 def garbled(body: Body) -> Reply:
@@ -258,47 +71,172 @@ def garbled(body: Body) -> Reply:
     ],
 )
 def test_gibberish_fails_every_case_without_an_exception(script: Any) -> None:
-    cases = parse_suite(load(ROOT / "files/gates/tiny_glm.yml"))
+    document = questions_of_the_tiny_suite()
     with FakeOpenAiServer(script) as server:
-        found = run_suite(Client(server.url), cases)
+        found = ask(server.url, document)
     assert not found["ok"]
-    assert {case["name"]: case["verdict"] for case in found["cases"]} == {case.name: "fail" for case in cases}
+    assert [case["verdict"] for case in found["cases"]] == ["fail"] * len(document["cases"])
     assert all(case["reason"] for case in found["cases"])
 
 
 def test_an_answer_that_does_not_end_fails() -> None:
     with FakeOpenAiServer(Reply("It is Paris", finish_reason="length")) as server:
-        client = Client(server.url)
-        cut = run_suite(client, parse_suite(suite(max_tokens=3)))
-        allowed = run_suite(client, parse_suite(suite(max_tokens=3, allow_length=True)))
+        cut = ask(server.url, suite(max_tokens=3))
+        allowed = ask(server.url, suite(max_tokens=3, allow_length=True))
     assert cut["cases"][0]["reason"] == "the answer did not end within 3 tokens"
     assert allowed["ok"]
 
 
 @pytest.mark.parametrize("reply", [Reply(status=500), Reply(status=429), Reply(raw_body=b"no json")])
 def test_an_answer_that_cannot_be_had_is_no_pass(reply: Reply) -> None:
-    data = {"cases": [{**suite()["cases"][0], "name": f"case-{n}"} for n in range(6)]}
+    document = {"name": "s", "cases": [{**suite()["cases"][0], "name": f"case-{n}"} for n in range(6)]}
     with FakeOpenAiServer(reply) as server:
-        found = run_suite(Client(server.url), parse_suite(data), concurrency=1)
-        assert len(server.requests) == 1  # a hung engine would cost a timeout a case
+        found = ask(server.url, document)
     assert (found["ok"], found["passed"], found["total"]) == (False, 0, 6)
     assert {case["verdict"] for case in found["cases"]} == {"could-not-run"}
 
 
+def test_a_server_that_hangs_is_asked_once() -> None:
+    document = {"name": "s", "cases": [{**suite()["cases"][0], "name": f"case-{n}"} for n in range(6)]}
+    with FakeOpenAiServer(Reply("Paris", ttft_s=3.0)) as server:
+        client = Client(server.url, "fake", timeout=0.2)
+        found = run(client, [parse_suite(document)], Settings(concurrency=1))
+        assert len(server.requests) == 1  # a hung engine would cost a timeout a case
+    assert {case["verdict"] for case in found["cases"]} == {"could-not-run"}
+    assert found["cases"][-1]["reason"] == "not asked: a case before it brought no answer"
+
+
 def test_a_stream_that_dies_is_no_pass() -> None:
     with FakeOpenAiServer(Reply(COUNT, die_after=98)) as server:
-        found = run_suite(Client(server.url), parse_suite(suite(stream=True)))
+        found = ask(server.url, suite(stream=True))
     assert found["cases"][0]["verdict"] == "could-not-run"
 
 
 def test_a_result_tells_the_whole_story() -> None:
+    document = suite(chat_template_args={"think": True}, max_tokens=9)
     with FakeOpenAiServer(Reply("It is Lyon.")) as server:
-        found = run_suite(Client(server.url), parse_suite(suite()), {"chat_template_kwargs": {"x": 1}})
-    case = found["cases"][0]
+        found = ask(server.url, document, chat_template_args={"x": 1, "think": False})
+    (case,) = found["cases"]
     assert (case["name"], case["prompt"], case["answer"]) == ("a", "What?", "It is Lyon.")
     assert case["usage"] == {"prompt_tokens": 7, "completion_tokens": 4}
     assert case["seconds"] > 0
-    assert server.requests[0]["chat_template_kwargs"] == {"x": 1}
+    (request,) = server.requests
+    assert request["chat_template_kwargs"] == {"x": 1, "think": True}
+    assert (request["temperature"], request["max_tokens"]) == (0.0, 9)
     message = describe(found)
     for part in ("0 of 1", "a: fail", "none of: 'Paris'", "What?", "It is Lyon."):
         assert part in message
+
+
+def test_progress_is_told_after_each_case() -> None:
+    document = {"name": "s", "cases": [{**suite()["cases"][0], "name": name} for name in "abc"]}
+    told: list[tuple[str, int, int]] = []
+    with FakeOpenAiServer(Reply("Lyon")) as server:
+        run(Client(server.url), [parse_suite(document)], Settings(concurrency=1), lambda *step: told.append(step))
+    assert told == [(f"coherence, {n} did not pass, last {name}", n, 3) for n, name in enumerate("abc", 1)]
+
+
+def test_cases_without_their_parser_are_left_out_and_named() -> None:
+    document = suite()
+    document["cases"].append({**document["cases"][0], "name": "b", "needs": ["tool_call"]})
+    with FakeOpenAiServer(Reply("Paris")) as server:
+        without = ask(server.url, document)
+        with_it = ask(server.url, document, parsers={"tool_call": "glm47"})
+    assert (without["ok"], without["total"]) == (True, 1)
+    assert without["left_out"] == [{"name": "b", "reason": "the profile names no tool_call parser"}]
+    assert (with_it["total"], with_it["left_out"]) == (2, [])
+
+
+def test_a_needle_longer_than_what_is_served_is_left_out() -> None:
+    document = {"name": "s", "cases": [{"name": "n", "needle": {"lengths": [500, 3000, "served"], "depths": [0.5]}}]}
+    with ScriptedModel(lambda _body, _seen: Answer("12345"), max_model_len=2000).serve() as url:
+        found = ask(url, document)
+    assert [case["name"] for case in found["cases"]] == ["n at 50% of 500 tokens", "n at 50% of all tokens"]
+    assert found["left_out"][0]["name"] == "n at 50% of 3000 tokens"
+    assert "2000 tokens" in found["left_out"][0]["reason"]
+    whole = found["cases"][1]
+    assert whole["verdict"] == "fail"  # the script knows no code
+    assert 1600 < whole["measured"]["prompt_tokens"] <= 2000 - 256
+
+
+SECRET = "What is the name of our next product?"
+
+
+@pytest.mark.parametrize("answer", ["It is Lyon", "It is Paris"])
+def test_of_a_private_case_nothing_is_told(answer: str) -> None:
+    document = suite(private=True, prompt=SECRET)
+    with FakeOpenAiServer(Reply(answer, reasoning="Hush.")) as server:
+        found = ask(server.url, document)
+    (case,) = found["cases"]
+    assert case["verdict"] == ("pass" if "Paris" in answer else "fail")
+    assert (case["prompt"], case["answer"], case["reasoning"]) == (PRIVATE, PRIVATE, PRIVATE)
+    assert case["reason"] == ("" if "Paris" in answer else f"accept {PRIVATE}")
+    told = json.dumps(found) + describe(found)
+    for part in (SECRET, answer, "Hush", "Paris"):
+        assert part not in told
+
+
+SCORED = {
+    "name": "s",
+    "cases": [
+        {"name": "prose", "score": {"text": "The ship came home before the storm and all were glad.", "ceiling": 5}}
+    ],
+}
+
+
+def measured(shift: float = 0.0, **settings: Any) -> dict[str, Any]:
+    model = ScriptedModel(lambda _body, _seen: Answer("A story."), score_shift=lambda _tokens, _seen: shift)
+    with model.serve() as url:
+        return ask(url, SCORED, **settings)
+
+
+def test_without_a_limit_a_text_is_measured_and_no_pass() -> None:
+    (case,) = measured()["cases"]
+    assert case["verdict"] == "could-not-run"
+    assert case["measured"]["perplexity"] == pytest.approx(1.28, abs=0.1)
+    assert "gates.perplexity.prose" in case["reason"]
+    assert "gates_bootstrap=true" in case["reason"]
+
+
+def test_a_first_deploy_records_what_later_ones_are_held_to(tmp_path: Path) -> None:
+    path = tmp_path / "baselines/p__perplexity.json"
+    first = measured(bootstrap=True)
+    assert first["ok"]
+    assert perplexity_record.add(path, first, stack="vllm-1") == ["prose"]
+    recorded = perplexity_record.load(path)
+    assert recorded["prose"]["stack"] == "vllm-1"
+    again = measured(recorded=recorded)
+    assert again["ok"]
+    value = first["cases"][0]["measured"]["perplexity"]
+    assert again["cases"][0]["measured"]["limit"] == pytest.approx(value * RECORDED_ROOM)
+    worse = measured(-0.06, recorded=recorded, bootstrap=True)  # 6 %: asking for a first deploy again changes nothing
+    assert worse["cases"][0]["verdict"] == "fail"
+    assert perplexity_record.add(path, again, stack="vllm-2") == []
+    assert perplexity_record.load(path) == recorded
+
+
+def test_a_limit_of_the_profile_counts_more_than_a_record() -> None:
+    record = {"prose": {"perplexity": 1.0, "identity": "x"}}
+    assert measured(perplexity={"prose": 1.5}, recorded=record)["ok"]
+    assert not measured(perplexity={"prose": 1.1})["ok"]
+
+
+def test_a_record_of_another_text_is_none() -> None:
+    (case,) = measured(recorded={"prose": {"perplexity": 1.3, "identity": "x"}})["cases"]
+    assert case["verdict"] == "could-not-run"
+    assert "this host's record is of another text" in case["reason"]
+
+
+def test_a_first_deploy_is_no_free_pass() -> None:
+    (case,) = measured(-2.0, bootstrap=True)["cases"]
+    assert (case["verdict"], case["measured"]["limit"]) == ("fail", None)
+    assert case["reason"].startswith("perplexity 9.")
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "p__perplexity.json"
+    assert perplexity_record.load(path) == {}
+    for content in ("{", '{"prose": {"perplexity": 1}}', "[]"):
+        path.write_text(content)
+        with pytest.raises(ValueError, match="found no record of perplexities"):
+            perplexity_record.load(path)

@@ -32,7 +32,7 @@ WHOLE: dict[str, Any] = {
         "start_timeout_s": 600,
     },
     "gates": {
-        "suite": "default",
+        "suites": ["default"],
         "throughput": {"trials": 5, "floor_tok_s": 50, "expected_completion_tokens": 100},
     },
 }
@@ -65,7 +65,7 @@ def test_the_projects_own_profiles_are_right(path: Path) -> None:
     document = yaml.safe_load(path.read_text())
     found = profile.check(document, path.stem)
     assert found["serve"]["args"].keys() == document["serve"]["args"].keys()
-    assert (ROOT / f"files/gates/{found['gates']['suite']}.yml").is_file()
+    assert all((ROOT / f"files/gates/{name}.yml").is_file() for name in found["gates"]["suites"])
     variants = yaml.safe_load((ROOT / f"files/patches/{found['stack']['name']}/stack.yml").read_text())["variants"]
     assert found["stack"]["variant"] in variants
 

@@ -1,0 +1,36 @@
+"""Asks the coherence gate's cases on the host, as a long job: see job.py. Its result is the gate's."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from . import coherence, job, perplexity_record
+from .coherence_suite import parse_suite
+from .openai_api import Client
+
+
+def work(spec: dict[str, Any], secrets: dict[str, Any], progress: job.Progress) -> dict[str, Any]:
+    """Ask, judge, and record the perplexities of a first deploy that passed."""
+    client = Client(spec["base_url"], spec["model"], secrets["api_key"], spec["request_timeout"])
+
+    def report(text: str, done: int, total: int) -> None:
+        progress.phase(text, total, "steps", done)
+
+    try:
+        record = Path(spec["record"])
+        settings = coherence.Settings(**spec["settings"], recorded=perplexity_record.load(record))
+        result = coherence.run(client, [parse_suite(suite) for suite in secrets["suites"]], settings, report)
+        recorded: list[str] = []
+        if result["ok"] and settings.bootstrap:
+            now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            recorded = perplexity_record.add(record, result, time=now, **spec["told"])
+    except (ValueError, OSError) as error:
+        raise job.WorkerError(str(error)) from error
+    return {**result, "recorded": recorded}
+
+
+if __name__ == "__main__":
+    sys.exit(job.main(work))

@@ -1,0 +1,118 @@
+"""Whether a text is prose: on its subject, in its script and language, without loops, to its very end."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from .document import integer, known
+from .statements import forms, mentions, words
+
+# A repetition of 1 to 64 words that comes four times in a row and fills a line is a loop, not a style.
+LOOP_TIMES = 4
+LOOP_MAX_WORDS = 64
+LOOP_MIN_WORDS = 8
+# Healthy prose repeats under a tenth of its 4-grams, text that circles over a paragraph nearly all.
+NGRAM = 4
+MAX_REPEATED_NGRAMS = 0.5
+# Formulas bring a few Greek letters into healthy text.
+MAX_FOREIGN_LETTERS = 0.03
+# Longest run of letters and digits in healthy prose, with room: "adenosintriphosphate" has 20.
+MAX_WORD_CHARS = 40
+# About 40 % of the words of English prose are function words; of random vocabulary nearly none.
+MIN_FUNCTION_WORDS = 0.15
+_ENGLISH = """
+    a an the this that these those it its they them their who which can will is are was were be been as
+    of and or but not to in into on at by for from with through when where how then than also such
+"""
+FUNCTION_WORDS = {"en": frozenset(_ENGLISH.split())}
+# A long answer is judged window by window as well: a model that degenerates late is healthy on average.
+WINDOW_WORDS = 200
+
+
+def find_loop(text: Sequence[str]) -> str | None:
+    """The words that a text repeats again and again, or None.
+
+    Looks for a block repeated at once (a run of one period), then for a text that circles over longer parts
+    (share of repeated 4-grams).
+    """
+    for period in range(1, min(LOOP_MAX_WORDS, len(text) // LOOP_TIMES) + 1):
+        needed = max(period * (LOOP_TIMES - 1), LOOP_MIN_WORDS - period)
+        run = 0
+        for at in range(period, len(text)):
+            run = run + 1 if text[at] == text[at - period] else 0
+            if run >= needed:
+                return " ".join(text[at - period + 1 : at + 1])
+    grams = Counter(tuple(text[at : at + NGRAM]) for at in range(len(text) - NGRAM + 1))
+    total = sum(grams.values())
+    if total >= LOOP_MAX_WORDS // 2 and 1 - len(grams) / total > MAX_REPEATED_NGRAMS:
+        return " ".join(grams.most_common(1)[0][0])
+    return None
+
+
+def script(letter: str) -> str:
+    """The script of a letter in lower case ("latin", "cyrillic", "cjk"), from its Unicode name."""
+    return unicodedata.name(letter, "unknown").split()[0].split("-")[0].lower()
+
+
+def foreign_letters(text: str, scripts: Sequence[str]) -> dict[str, int]:
+    """How many letters of which other scripts a text holds."""
+    found = Counter(script(letter) for letter in text if letter.isalpha())
+    return {name: n for name, n in found.items() if name not in scripts}
+
+
+def faults_of(said: Sequence[str], text: str, scripts: Sequence[str], language: str) -> Iterator[str]:
+    """What is no prose in a text and its words."""
+    if loop := find_loop(said):
+        yield f"the answer repeats itself: {loop[:80]!r}"
+    letters = sum(letter.isalpha() for letter in text)
+    foreign = foreign_letters(text, scripts)
+    if sum(foreign.values()) > MAX_FOREIGN_LETTERS * letters:
+        yield f"drift into other scripts: {foreign} of {letters} letters"
+    longest = max(said, key=len)
+    if len(longest) > MAX_WORD_CHARS:
+        yield f"a word of {len(longest)} characters: {longest[:MAX_WORD_CHARS]}"
+    share = sum(word in FUNCTION_WORDS[language] for word in said) / len(said)
+    if share < MIN_FUNCTION_WORDS:
+        yield f"no prose: {share:.0%} function words ({language}), wanted {MIN_FUNCTION_WORDS:.0%}"
+
+
+def windows(text: str) -> Iterator[tuple[int, str]]:
+    """Parts of WINDOW_WORDS words, half of them shared with the next, the last one whole; with their first word."""
+    parts = text.split()
+    if len(parts) <= WINDOW_WORDS:
+        return
+    starts = [*range(0, len(parts) - WINDOW_WORDS, WINDOW_WORDS // 2), len(parts) - WINDOW_WORDS]
+    for first in starts:
+        yield first, " ".join(parts[first : first + WINDOW_WORDS])
+
+
+def coherent(limits: Any) -> Callable[[str], str | None]:
+    """Prose: long enough, on its subject, in its script and language, without loops.
+
+    ``min_words``; ``terms``: of each list of forms at least one occurs; ``scripts``: allowed scripts;
+    ``language``: whose function words are counted.
+    """
+    known(limits, ("min_words", "terms", "scripts", "language"))
+    min_words = integer(limits, "min_words", least=1)
+    terms = [forms(entry) for entry in limits.get("terms", [])]
+    scripts = forms(limits.get("scripts", ["latin"]))
+    language = limits.get("language", "en")
+    if language not in FUNCTION_WORDS:
+        raise ValueError(f"coherent: language {language!r} is not known; known: {', '.join(FUNCTION_WORDS)}")
+
+    def faults(text: str) -> Iterator[str]:
+        said = words(text)
+        if len(said) < min_words:
+            yield f"{len(said)} words, wanted at least {min_words}"
+        for entry in terms:
+            if not any(mentions(text, form) for form in entry):
+                yield "not on the subject: found none of " + ", ".join(map(repr, entry))
+        yield from faults_of(said, text, scripts, language)
+        for first, part in windows(text):
+            if (part_words := words(part)) and (fault := next(faults_of(part_words, part, scripts, language), None)):
+                yield f"from word {first + 1} on: {fault}"
+
+    return lambda text: next(faults(text), None)

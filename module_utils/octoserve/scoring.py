@@ -1,0 +1,36 @@
+"""Teacher-forced log probabilities: how likely a model finds given tokens, and how far two computations differ.
+
+Greedy text may differ on a healthy server, whose sums run in another order under load; the log probabilities of the
+same tokens may not, beyond rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .coherence_suite import Score
+from .openai_api import Client
+
+
+def tokens_of(client: Client, case: Score, chat_template_args: Mapping[str, Any]) -> tuple[list[int], int]:
+    """Token ids of a case, and how many of them are given and not scored. Raises ApiError."""
+    if not case.messages:
+        return client.tokenize(prompt=case.text), 1
+    template = {"chat_template_kwargs": dict(chat_template_args)} if chat_template_args else {}
+    given = client.tokenize(messages=list(case.messages), add_generation_prompt=True, **template)
+    return given + client.tokenize(prompt=case.text, add_special_tokens=False), len(given)
+
+
+def perplexity(logprobs: Sequence[float]) -> float:
+    """exp of the mean negative log probability (nats); infinite where one is no number."""
+    mean = math.fsum(logprobs) / len(logprobs)
+    return math.exp(min(-mean, 700.0)) if math.isfinite(mean) else math.inf
+
+
+def difference(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
+    """Mean and largest absolute difference (nats); infinite where one is no number."""
+    apart = [abs(a - b) for a, b in zip(first, second)]
+    apart = [value if math.isfinite(value) else math.inf for value in apart]
+    return {"mean": math.fsum(apart) / len(apart), "max": max(apart)}

@@ -1,0 +1,48 @@
+"""The default suite against a scripted, fake model: it passes while healthy, and each fault of its server is caught."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from octoserve import coherence
+from octoserve.coherence import Settings
+from octoserve.coherence_suite import Suite, parse_suite
+from octoserve.openai_api import Client
+
+from tests.gates.scripted_faults import FAULTS, Fault, script_of
+from tests.gates.scripted_model import ScriptedModel
+
+ROOT = Path(__file__).parents[2]
+LIMITS = {"score-prose": 1.4, "score-code": 1.4, "score-answer": 1.4}  # the healthy script measures 1.28
+
+
+def suite() -> Suite:
+    return parse_suite(yaml.safe_load((ROOT / "files/gates/default.yml").read_text()))
+
+
+def ask(fault: Fault, **settings: Any) -> dict[str, Any]:
+    parsers = {"tool_call": "scripted", "reasoning": "scripted"}
+    with ScriptedModel(**script_of(fault)).serve() as url:
+        asked = Settings(parsers=parsers, perplexity=LIMITS, **settings)
+        return coherence.run(Client(url, timeout=60), [suite()], asked)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_healthy_server_passes_in_any_order(seed: int) -> None:
+    found = ask(Fault(()), order_seed=seed, concurrency=1 + 3 * seed)
+    assert found["ok"], coherence.describe(found)
+    assert found["total"] == len(suite().cases)
+    assert found["left_out"] == []
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_the_server_is_caught_by_its_cases(name: str) -> None:
+    found = ask(FAULTS[name])
+    verdicts = {case["name"]: case["verdict"] for case in found["cases"]}
+    assert not found["ok"]
+    assert "fail" in verdicts.values()
+    assert {case: verdicts[case] for case in FAULTS[name].caught_by} == dict.fromkeys(FAULTS[name].caught_by, "fail")
+    assert "could-not-run" not in verdicts.values(), coherence.describe(found)
