@@ -289,7 +289,7 @@ def _read_card(index: int, container: str | None) -> Card:
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        listed = _offered(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        listed = offered(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
         processes = tuple(describe_process(item.pid, item.usedGpuMemory) for item in listed or ())
         return Card(
             index=index,
@@ -302,17 +302,17 @@ def _read_card(index: int, container: str | None) -> Card:
             processes=processes,
             processes_visible=listed is not None and (bool(processes) or container is None),
             pcie=PcieLink(
-                generation=_offered(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-                max_generation=_offered(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-                width=_offered(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-                max_width=_offered(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+                generation=offered(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+                max_generation=offered(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+                width=offered(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+                max_width=offered(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
             ),
         )
     except pynvml.NVMLError as error:
         raise _card_failure(index, error) from error
 
 
-def _offered(getter: Callable[[Any], Any], handle: Any) -> Any:
+def offered(getter: Callable[[Any], Any], handle: Any) -> Any:
     """What the getter says, None where this card, driver or user is not offered it."""
     try:
         return getter(handle)

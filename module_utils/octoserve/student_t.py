@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ def two_sided_probability(t: float, freedom: int) -> float:
     return sine * total
 
 
+@functools.cache
 def quantile(probability: float, freedom: int) -> float:
     """The t that T with ``freedom`` degrees of freedom stays below with ``probability`` (0.5 < p < 1)."""
     if freedom < 1 or not 0.5 < probability < 1:

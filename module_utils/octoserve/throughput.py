@@ -1,17 +1,19 @@
-"""The throughput gate: trials of one prompt against a server, and the verdict on them.
+"""The throughput gate: counting trials one at a time, a mix and sweeps, and the verdict on them.
 
-Decode rate = tokens after the first event of the stream / time from the first to the last event, so without
-the time to first token. Tokens are the server's ``usage``: a stream may carry several in one event.
+The verdict rests on the counting trials: the floor on their mean decode rate, a regression on their steady rate
+against earlier starts. A mix and sweeps show how the deployment behaves otherwise; a request of theirs that fails
+keeps the gate from passing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Callable
 
-from . import student_t
-from .openai_api import ApiError, Chunk, Client, join_chunks
+from . import latency, load, prompts, student_t, sweep, sweep_plan, trial
+from .openai_api import ApiError, Chunk, Client
 
 PASSED = "pass"
 FAILED = "fail"
@@ -19,32 +21,19 @@ REGRESSION = "regression"
 COULD_NOT_RUN = "could-not-run"
 
 COUNTING_PROMPT = "Count from 1 to 50, writing each number on a new line."
-# No model decodes one request at more than 5,000 events a second. Where more than a share of the events came faster
-# than that from the first on, the first was held back with them (by a proxy that buffers, or a client that got no
-# processor), and the rate of what is left would be far too high.
-FASTEST_GAP_S, BURST_SHARE = 0.0002, 0.25
-# Tokens that are in `usage` without text: the end of the answer and of its reasoning.
-SILENT_TOKENS = 4
-
-
-class MeasurementError(Exception):
-    """A stream that answers cannot be measured by: its counts do not hold."""
-
-
-class HeldBackError(MeasurementError):
-    """The stream's beginning came in one piece; another trial may do better."""
+#: Called at each step: its name, steps done, steps in all, what steps are.
+Report = Callable[[str, int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One measured request. Times in seconds, rates in tokens per second."""
+class Request:
+    """What is asked: the counting prompt ``warmup`` times, then ``trials`` times; ``options`` go into every request."""
 
-    completion_tokens: int
-    events: int
-    ttft_s: float
-    total_s: float
-    decode_tok_s: float
-    end_to_end_tok_s: float
+    prompt: str = COUNTING_PROMPT
+    max_tokens: int = 512
+    trials: int = 20
+    warmup: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,117 +42,170 @@ class Limits:
 
     floor_tok_s: float
     expected_tokens: int | None = None
+    fail_on_regression: bool = False
 
 
-def measure(chunks: Sequence[Chunk]) -> Trial:
-    """Measure one stream. Raises MeasurementError where usage is missing or contradicts the stream.
+@dataclass
+class Measured:
+    """What a gate measured so far. ``streams`` are those of the trials."""
 
-    The event with the finish reason counts: it is when the end token was decoded. The first event holds
-    ``tokens / events`` tokens on average, so ``tokens * (1 - 1 / events)`` came after it: exact for one token
-    an event, and without bias where a server sends several.
+    warmup: list[trial.Trial] = field(default_factory=list)
+    trials: list[trial.Trial] = field(default_factory=list)
+    streams: list[Sequence[Chunk]] = field(default_factory=list)
+    points: list[dict[str, Any]] = field(default_factory=list)
+    trials_cost: load.Cost = field(default_factory=lambda: load.total([]))
+    costs: list[load.Cost] = field(default_factory=list)
+
+
+def count(client: Client, request: Request, measured: Measured, report: Report) -> None:
+    """Ask the counting prompt one at a time. As many streams that were held back are asked again.
+
+    Raises trial.MeasurementError, also where a request fails.
     """
-    answer = join_chunks(chunks)
-    events = [c for c in chunks if c.text or c.reasoning or c.tool_calls or c.finish_reason]
-    if len(events) < 2:
-        raise MeasurementError(f"the stream has {len(events)} events with text, wanted at least 2")
-    if answer.usage is None:
-        raise MeasurementError("the stream holds no usage, so its tokens cannot be counted")
-    tokens = answer.usage.completion_tokens
-    # An event may be the finish reason alone, and no token is shorter than a byte.
-    fewest = len(events) - 1
-    most = len((answer.text + answer.reasoning).encode()) + SILENT_TOKENS
-    if not answer.tool_calls and not fewest <= tokens <= most:
-        raise MeasurementError(
-            f"usage claims {tokens} completion tokens, the stream holds at least {fewest} and at most {most}"
-        )
-    first, last, total = events[0].at, events[-1].at, chunks[-1].at
-    if last <= first:
-        raise MeasurementError(f"all {len(events)} events arrived at once: the answer was not streamed")
-    burst = max(n for n, event in enumerate(events) if event.at - first <= n * FASTEST_GAP_S)
-    if burst > BURST_SHARE * len(events):
-        raise HeldBackError(
-            f"{burst + 1} of {len(events)} events came in {1000 * (events[burst].at - first):.1f} ms: the "
-            "stream was held back, by a proxy that buffers or a machine too busy to read it, and shows no decode rate"
-        )
-    return Trial(
-        completion_tokens=tokens,
-        events=len(events),
-        ttft_s=first,
-        total_s=total,
-        decode_tok_s=tokens * (1 - 1 / len(events)) / (last - first),
-        end_to_end_tok_s=tokens / total,
-    )
-
-
-def run_trials(
-    client: Client,
-    *,
-    trials: int,
-    warmup: int = 1,
-    prompt: str = COUNTING_PROMPT,
-    max_tokens: int = 512,
-    options: Mapping[str, Any] | None = None,
-) -> list[Trial]:
-    """Ask a prompt ``warmup`` times unmeasured, then until ``trials`` are measured.
-
-    As many streams that were held back are asked again. Raises ApiError, MeasurementError.
-    """
-    messages = [{"role": "user", "content": prompt}]
-    for _ in range(warmup):
-        client.stream_chat(messages, max_tokens, **(options or {}))
-    measured: list[Trial] = []
+    prompt = load.Prompt(request.prompt, request.max_tokens, request.options)
+    costs = []
     held_back = 0
-    while len(measured) < trials:
+    for n in itertools.count():
+        warming = n < request.warmup
+        if not warming and len(measured.trials) == request.trials:
+            break
+        done = load.run(client, [prompt], 1)
+        costs.append(done.cost)
+        answer = done.answers[0]
+        if answer.error:
+            raise trial.MeasurementError(answer.error)
         try:
-            measured.append(measure(client.stream_chat(messages, max_tokens, **(options or {}))))
-        except HeldBackError:
+            found = trial.measure(answer.chunks, bursts=warming)
+        except trial.HeldBackError:
             held_back += 1
-            if held_back > trials:
+            if held_back > request.trials:
                 raise
-    return measured
+            continue
+        (measured.warmup if warming else measured.trials).append(found)
+        if not warming:
+            measured.streams.append(answer.chunks)
+            report("counting", len(measured.trials), request.trials, "trials")
+    measured.trials_cost = load.total(costs)
+    measured.costs.append(measured.trials_cost)
 
 
-def summarize(trials: Sequence[Trial]) -> dict[str, Any]:
-    """Means over trials as ``summary.json`` holds them, the spread of each in ``details``."""
+def sweeps(
+    client: Client,
+    settings: sweep_plan.Settings,
+    max_num_seqs: int | None,
+    options: Mapping[str, Any],
+    report: Report,
+) -> Iterator[tuple[dict[str, Any], load.Cost]]:
+    """Measure point after point. Raises ApiError where the server does not answer to be asked about its limits."""
+    writer = prompts.Writer(sweep_plan.SEED)
+
+    def prompt_tokens(text: str) -> int:
+        usage = client.chat([{"role": "user", "content": text}], 1, **options).usage
+        if usage is None:
+            raise trial.MeasurementError("the answer holds no usage, so a prompt's tokens cannot be counted")
+        return usage.prompt_tokens
+
+    points = sweep_plan.plan(settings)
+    if not points:
+        return
+    served = sweep_plan.Served(client.max_model_len(), max_num_seqs)
+    sizing = prompts.size(writer, prompt_tokens)
+    for n, point in enumerate(points):
+        report(point.name, n, len(points), "points")
+        obstacle = sweep_plan.obstacle(point, served)
+        if obstacle:
+            yield sweep.left_out(point, obstacle), load.total([])
+        else:
+            yield sweep.run(client, point, settings.point_seconds, writer=writer, sizing=sizing, options=options)
+
+
+def summarize(measured: Measured) -> dict[str, Any]:
+    """The numbers as ``summary.json`` and ``raw/throughput.json`` hold them."""
     decode, end_to_end, ttft = (
         student_t.summarize(values)
         for values in (
-            [trial.decode_tok_s for trial in trials],
-            [trial.end_to_end_tok_s for trial in trials],
-            [trial.ttft_s * 1000 for trial in trials],
+            [one.decode_tok_s for one in measured.trials],
+            [one.end_to_end_tok_s for one in measured.trials],
+            [one.ttft_s * 1000 for one in measured.trials],
         )
     )
+    spent = load.total(measured.costs)
     return {
         "decode_tok_s": decode,
+        "steady_tok_s": asdict(trial.steady_rate(measured.streams)),
         "ttft_ms": ttft["mean"],
         "end_to_end_tok_s": end_to_end["mean"],
         "details": {"ttft_ms": ttft, "end_to_end_tok_s": end_to_end},
-        "completion_tokens": trials[0].completion_tokens,
-        "trials": [asdict(trial) for trial in trials],
+        "completion_tokens": measured.trials[0].completion_tokens,
+        "trials": [asdict(one) for one in measured.trials],
+        "warmup": [asdict(one) for one in measured.warmup],
+        "itl_ms": latency.describe_ms([wait for chunks in measured.streams for wait in trial.gaps(chunks)]),
+        "points": measured.points,
+        "generator": {
+            "busy": spent.busy,
+            "starved": spent.starved,
+            "ceiling_events_s": spent.ceiling,
+            "bottleneck": measured.trials_cost.bottleneck,
+        },
     }
 
 
-def judge(
-    trials: Sequence[Trial], limits: Limits, baseline: Mapping[str, Any], fail_on_regression: bool
-) -> dict[str, Any]:
-    """``{"ok", "verdict", "reason"}`` of measured trials. Below the floor is never ok.
+def judge(measured: Measured, limits: Limits, baseline: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"ok", "verdict", "reason"}``. Below the floor is never ok, a regression is where it only warns.
 
-    ``baseline`` is what ``baseline.compare`` found. A regression is ok where it only warns.
+    ``baseline`` is what ``baseline.compare`` found.
     """
-    counts = sorted({trial.completion_tokens for trial in trials})
+    counts = sorted({one.completion_tokens for one in measured.trials})
     if limits.expected_tokens is not None and counts != [limits.expected_tokens]:
         found = ", ".join(map(str, counts))
         return _verdict(FAILED, f"answers of {found} tokens, wanted exactly {limits.expected_tokens}")
-    mean = student_t.summarize([trial.decode_tok_s for trial in trials])["mean"]
+    mean = student_t.summarize([one.decode_tok_s for one in measured.trials])["mean"]
     if mean < limits.floor_tok_s:
         return _verdict(FAILED, f"{mean:.2f} tok/s, the floor of the profile is {limits.floor_tok_s:g}")
-    if baseline["regression"]:
-        reason = (
-            f"{mean:.2f} tok/s, {-baseline['change']:.1%} slower than the mean {baseline['mean']:.2f} of "
-            f"{baseline['starts']} earlier starts; alarm below {baseline['alarm_below']:.2f}"
+    broken = [f"{point_name(point)}: {point['reason']}" for point in measured.points if point["failed"]]
+    if broken:
+        return _verdict(COULD_NOT_RUN, "; ".join(broken))
+    if not baseline["regression"]:
+        return {"ok": True, "verdict": PASSED, "reason": ""}
+    slower = (
+        f"{-baseline['change']:.1%} slower than the mean {baseline['mean']:.2f} tok/s of {baseline['starts']} "
+        f"earlier starts; alarm below {baseline['alarm_below']:.2f}"
+    )
+    if measured.trials_cost.bottleneck:
+        cost = measured.trials_cost
+        return _verdict(
+            COULD_NOT_RUN,
+            f"{slower}; but the load generator was the bottleneck (busy {cost.busy:.0%} of a core, without one "
+            f"{cost.starved:.0%} of the time), so this is no word on the server: measure when the host is less busy",
         )
-        return {"ok": not fail_on_regression, "verdict": REGRESSION, "reason": reason}
-    return {"ok": True, "verdict": PASSED, "reason": ""}
+    return {"ok": not limits.fail_on_regression, "verdict": REGRESSION, "reason": slower}
+
+
+def gate(
+    client: Client,
+    request: Request,
+    limits: Limits,
+    compare: Callable[[float], dict[str, Any]],
+    *,
+    settings: sweep_plan.Settings | None = None,
+    max_num_seqs: int | None = None,
+    report: Report = lambda name, done, total, unit: None,
+) -> dict[str, Any]:
+    """Measure and judge; what cannot be measured is ``could-not-run``, no exception.
+
+    ``compare`` compares a steady rate (tok/s) with the baseline. Without ``settings`` only the trials are run.
+    """
+    measured = Measured()
+    try:
+        count(client, request, measured, report)
+        for point, cost in sweeps(client, settings, max_num_seqs, request.options, report) if settings else ():
+            measured.points.append(point)
+            measured.costs.append(cost)
+    except (ApiError, trial.MeasurementError) as error:
+        return could_not_run(str(error))
+    summary = summarize(measured)
+    baseline = compare(summary["steady_tok_s"]["mean"])
+    return {**judge(measured, limits, baseline), **summary, "baseline": baseline}
 
 
 def could_not_run(reason: str) -> dict[str, Any]:
@@ -171,17 +213,23 @@ def could_not_run(reason: str) -> dict[str, Any]:
     return {
         **_verdict(COULD_NOT_RUN, reason),
         "decode_tok_s": None,
+        "steady_tok_s": None,
         "ttft_ms": None,
         "end_to_end_tok_s": None,
         "details": {},
         "completion_tokens": None,
         "trials": [],
+        "warmup": [],
+        "itl_ms": None,
+        "points": [],
+        "generator": None,
+        "gpus": None,
         "baseline": None,
     }
 
 
 def describe(result: Mapping[str, Any]) -> str:
-    """The result in a line or two for people."""
+    """The result in a few lines for people."""
     if not result["trials"]:
         return f"throughput: {result['verdict']}: {result['reason']}"
     decode, baseline = result["decode_tok_s"], result["baseline"]
@@ -190,34 +238,32 @@ def describe(result: Mapping[str, Any]) -> str:
         against = f"{baseline['starts']} earlier starts: only the floor counts"
     else:
         against = (
-            f"mean of {baseline['starts']} earlier starts {baseline['mean']:.2f}, "
-            f"smallest slowdown that raises the alarm {baseline['smallest_slowdown']:.1%}"
+            f"mean of {baseline['starts']} earlier starts {baseline['mean']:.2f}, alarm from "
+            f"{baseline['smallest_slowdown']:.1%} slower, caught with 95 % from {baseline['detectable_slowdown']:.1%}"
         )
-    line = (
+    lines = [
         f"throughput: {result['verdict']}: decode {decode['mean']:.2f} tok/s{spread} over {decode['n']} trials, "
         f"TTFT {result['ttft_ms']:.0f} ms, end to end {result['end_to_end_tok_s']:.2f} tok/s; {against}"
+    ]
+    lines += [result["reason"]] if result["reason"] else []
+    lines += [_line(point) for point in result["points"]]
+    return "\n".join(lines)
+
+
+def _line(point: Mapping[str, Any]) -> str:
+    """A point in a line."""
+    if point["output_tok_s"] is None:
+        return f"  {point_name(point)}: {point['reason']}"
+    note = f" ({point['reason']})" if point["reason"] else ""
+    each = "" if point["decode_tok_s"] is None else f", {point['decode_tok_s']:.1f} each"
+    return (
+        f"  {point_name(point)}: {point['output_tok_s']:.1f} tok/s together{each}, "
+        f"TTFT p50 {point['ttft_ms']['p50']:.0f} ms, prompts of {point['prompt_tokens']:.0f} tokens{note}"
     )
-    return f"{line}\n{result['reason']}" if result["reason"] else line
 
 
-def gate(
-    client: Client,
-    limits: Limits,
-    compare: Callable[[float], dict[str, Any]],
-    fail_on_regression: bool = False,
-    **request: Any,
-) -> dict[str, Any]:
-    """Measure and judge; what cannot be measured is ``could-not-run``, no exception.
-
-    ``compare`` compares a mean (tok/s) with the baseline; ``request`` are the arguments of ``run_trials``.
-    """
-    try:
-        measured = run_trials(client, **request)
-    except (ApiError, MeasurementError) as error:
-        return could_not_run(str(error))
-    summary = summarize(measured)
-    baseline = compare(summary["decode_tok_s"]["mean"])
-    return {**judge(measured, limits, baseline, fail_on_regression), **summary, "baseline": baseline}
+def point_name(point: Mapping[str, Any]) -> str:
+    return sweep_plan.Point(point["sweep"], point["concurrency"], point["context_tokens"], ()).name
 
 
 def _verdict(verdict: str, reason: str) -> dict[str, Any]:

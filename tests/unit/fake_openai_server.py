@@ -33,7 +33,10 @@ class Reply:
     error_after: int | None = None  # tokens sent before an error object comes in the stream
     finish_reason: str = "stop"
     send_usage: bool = True
+    usage_delay_s: float = 0.0  # between the last token and `usage`
+    prompt_tokens: int = 7
     completion_tokens: int | None = None  # what `usage` claims; None: the truth, with an end token as vLLM does
+    headers: dict[str, str] = field(default_factory=dict)  # of a refusal
     raw_body: bytes | None = None  # sent as it is instead of everything else
     message: Body = field(default_factory=dict)  # further fields of the message
 
@@ -45,7 +48,7 @@ class Reply:
     def usage(self) -> Body:
         claimed = self.completion_tokens
         return {
-            "prompt_tokens": 7,
+            "prompt_tokens": self.prompt_tokens,
             "completion_tokens": len(self.tokens) + 1 if claimed is None else claimed,
         }
 
@@ -69,9 +72,11 @@ class QuietServer(ThreadingHTTPServer):
 class FakeOpenAiServer:
     """``with FakeOpenAiServer(script) as server``: serves until the block ends; ``requests`` keeps the bodies."""
 
-    def __init__(self, script: Script | Reply, models: tuple[str, ...] = ("fake",)) -> None:
+    def __init__(
+        self, script: Script | Reply, models: tuple[str, ...] = ("fake",), max_model_len: int | None = None
+    ) -> None:
         self.script: Script = script if callable(script) else lambda _body: script
-        self.models = models
+        self.models = [{"id": name, "max_model_len": max_model_len} for name in models]
         self.requests: list[Body] = []
         self.headers: list[dict[str, str]] = []
         # Of each stream: when its request was read, then when each event with a token was sent (monotonic, s).
@@ -105,7 +110,7 @@ class FakeOpenAiServer:
                 pass
 
             def do_GET(self) -> None:
-                self._send(200, json.dumps({"data": [{"id": name} for name in fake.models]}).encode())
+                self._send(200, json.dumps({"data": fake.models}).encode())
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -116,14 +121,16 @@ class FakeOpenAiServer:
                     self._send(reply.status, reply.raw_body)
                 elif reply.status != 200:
                     error = {"message": f"refused, key was {self.headers['Authorization']}"}
-                    self._send(reply.status, json.dumps({"error": error}).encode())
+                    self._send(reply.status, json.dumps({"error": error}).encode(), reply.headers)
                 elif body.get("stream"):
                     self._stream(reply)
                 else:
                     self._whole(reply)
 
-            def _send(self, status: int, payload: bytes) -> None:
+            def _send(self, status: int, payload: bytes, headers: dict[str, str] | None = None) -> None:
                 self.send_response(status)
+                for name, value in (headers or {}).items():
+                    self.send_header(name, value)
                 self.send_header("Content-Length", str(len(payload)))
                 self.end_headers()
                 self.wfile.write(payload)
@@ -168,6 +175,7 @@ class FakeOpenAiServer:
                 sent.append(time.monotonic())
                 self._event({"choices": [{"delta": {}, "finish_reason": reply.finish_reason}]})
                 if reply.send_usage:
+                    time.sleep(reply.usage_delay_s)
                     self._event({"choices": [], "usage": reply.usage})
                 self._raw(b"data: [DONE]\n\n")
                 self.wfile.write(b"0\r\n\r\n")

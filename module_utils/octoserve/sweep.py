@@ -1,0 +1,78 @@
+"""Measures one load of the throughput gate: a mix of requests, or a point of a sweep over concurrency or context."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import latency, load, trial
+from .openai_api import Client, join_chunks
+from .prompts import Sizing, Writer
+from .sweep_plan import Point
+
+
+def left_out(point: Point, reason: str) -> dict[str, Any]:
+    """The result of a point that was not measured."""
+    return _result(point, load.Load([], load.total([])), [], 0, reason)
+
+
+def run(
+    client: Client, point: Point, seconds: float, *, writer: Writer, sizing: Sizing, options: Mapping[str, Any]
+) -> tuple[dict[str, Any], load.Cost]:
+    """Measure a point within ``seconds``. Returns its result and what the generator spent on it."""
+    # Answers of a fixed length: they are not judged here, and a short one would measure the model's mood.
+    prompts = [
+        load.Prompt(writer.text(sizing.words(prompt)), answer, {**options, "ignore_eos": True})
+        for prompt, answer in point.sizes
+    ]
+    done = load.run(client, prompts, point.concurrency, seconds)
+    measured, errors = [], []
+    for answer in done.answers:
+        if answer.error and not answer.cut:
+            errors.append(answer.error)
+        elif not answer.cut:
+            try:
+                measured.append((answer, trial.measure(answer.chunks, bursts=True)))
+            except trial.MeasurementError as error:
+                errors.append(str(error))
+    reasons = [f"{len(errors)} of {len(done.answers)} requests failed, the first with: {errors[0]}"] if errors else []
+    if len(measured) + len(errors) < len(prompts):
+        reasons.append(f"cut short at {seconds:g} s with {len(measured)} of {len(prompts)} requests finished")
+    if done.cost.bottleneck:
+        reasons.append(f"the load generator was the bottleneck: {done.cost.busy:.0%} of a core")
+    return _result(point, done, measured, len(errors), "; ".join(reasons)), done.cost
+
+
+def _result(
+    point: Point,
+    done: load.Load,
+    measured: Sequence[tuple[load.Answer, trial.Trial]],
+    failed: int,
+    reason: str,
+) -> dict[str, Any]:
+    """A point as summary.json holds it; numbers of requests that finished, None where none did."""
+    trials = [one for _, one in measured]
+    usages = [join_chunks(answer.chunks).usage for answer, _ in measured]
+    prompt_tokens = [usage.prompt_tokens for usage in usages if usage]
+    even = [one for answer, one in measured if not trial.burst_events(trial.event_times(answer.chunks))]
+    waits = [gap for answer, _ in measured for gap in trial.gaps(answer.chunks)]
+    span = max(a.ended for a, _ in measured) - min(a.started for a, _ in measured) if measured else 0.0
+    return {
+        "sweep": point.sweep,
+        "concurrency": point.concurrency,
+        "context_tokens": point.context_tokens,
+        "prompt_tokens": statistics.fmean(prompt_tokens) if prompt_tokens else None,
+        "requests": len(done.answers),
+        "failed": failed,
+        "cut": sum(answer.cut for answer in done.answers),
+        "retries": sum(answer.retries for answer in done.answers),
+        "seconds": done.cost.seconds,
+        "output_tok_s": sum(one.completion_tokens for one in trials) / span if span > 0 else None,
+        "decode_tok_s": statistics.fmean(one.decode_tok_s for one in even) if even else None,
+        "end_to_end_tok_s": statistics.fmean(one.end_to_end_tok_s for one in trials) if trials else None,
+        "ttft_ms": latency.percentiles_ms([one.ttft_s for one in trials]),
+        "itl_ms": latency.percentiles_ms(waits),
+        "generator_busy": done.cost.busy,
+        "reason": reason,
+    }
