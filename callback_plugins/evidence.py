@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -18,14 +19,16 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "module_utils"))
 
 from octoserve import evidence
+from octoserve.report import redaction
 
 DOCUMENTATION = r"""
 name: evidence
 type: notification
 short_description: Write the evidence of a deploy
 description:
-  - At the end of a run of chapters, also of one that failed, writes C(summary.json), C(junit.xml), C(report.html) and
-    C(raw/) into C(<reports>/<host>/<UTC time>/) for each host and points C(<reports>/<host>/latest) at it.
+  - At the end of a run of chapters, also of one that failed, writes C(report.html), C(summary.json), C(summary.md),
+    C(junit.xml), C(metrics.prom) and C(raw/) into C(<reports>/<host>/<UTC time>/) for each host and points
+    C(<reports>/<host>/latest) at it.
   - A play is a chapter when it has the play variable C(octoserve_phase), one of C(preflight), C(release), C(model),
     C(service), C(gates), written out and not templated.
   - The fact C(octoserve_evidence), set by any task, tells C(stack), C(profile), C(deployment), C(rolled_back) and,
@@ -42,7 +45,6 @@ options:
         key: reports
 """
 
-MIN_SECRET_CHARS = 6  # shorter ones would blacken ordinary words
 MESSAGE_CHARS = 20000
 
 
@@ -117,16 +119,21 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core ships 
             seconds=round(now - began, 3),
             message=message(result.result) if status in ("failed", "unreachable", "ignored") else "",
         )
+        # A message of this task or of a later one may quote what a private case asks.
+        asked = (result.result.get("invocation") or {}).get("module_args")
+        self._secrets[host] |= redaction.private_texts(asked)
         run.record(task, result.result)
         run.seconds[self._phase] = self._earlier.get((host, self._phase), 0.0) + now - self._play_began
 
     def _new_run(self, host: Any) -> evidence.Run:
         manager = self._play.get_variable_manager()
         variables = manager.get_vars(play=self._play, host=host)
-        run = evidence.Run(host.get_name(), self._started)
+        run = evidence.Run(host.get_name(), self._started, inventory=inventory())
         # Known before any task ran, and so also of a host that was never reached.
         profile = template(manager, variables, "octoserve_profile")
         run.context["profile"] = profile if isinstance(profile, str) else None
+        instance = template(manager, variables, "octoserve_instance")
+        run.context["instance"] = instance if isinstance(instance, str) else evidence.DEFAULT_INSTANCE
         self._secrets[host.get_name()] = secrets(manager, variables)
         self._runs[host.get_name()] = run
         return run
@@ -137,6 +144,16 @@ def verdict(run: evidence.Run) -> str:
     if evidence.summarize(run)["ok"]:
         return "ok"
     return f"failed: {run.failed_phase}" if run.failed_phase else "no verdict: the gates did not both run"
+
+
+def inventory() -> str:
+    """The inventories of this run as they can be typed where it was started; empty where they are no files."""
+    here = Path.cwd()
+    paths = [Path(str(source)) for source in context.CLIARGS.get("inventory") or ()]
+    if not paths or not all(path.exists() for path in paths):
+        return ""
+    names = [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in paths]
+    return " -i ".join(shlex.quote(name) for name in names)
 
 
 def message(result: Mapping[str, Any]) -> str:
@@ -160,6 +177,6 @@ def template(manager: Any, variables: Mapping[str, Any], name: str) -> Any:
 
 def secrets(manager: Any, variables: Mapping[str, Any]) -> set[str]:
     """Values of variables and of the environment whose names say that they are secret."""
-    named = [template(manager, variables, name) for name in variables if evidence.SECRET_NAME.search(name)]
-    named += [value for name, value in os.environ.items() if evidence.SECRET_NAME.search(name)]
-    return {str(value) for value in named if isinstance(value, str) and len(value) >= MIN_SECRET_CHARS}
+    named = [template(manager, variables, name) for name in variables if redaction.SECRET_NAME.search(name)]
+    named += [value for name, value in os.environ.items() if redaction.SECRET_NAME.search(name)]
+    return {str(value) for value in named if isinstance(value, str) and len(value) >= redaction.MIN_SECRET_CHARS}

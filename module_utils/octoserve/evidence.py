@@ -1,14 +1,13 @@
 """The evidence of one run on one host: what is gathered, and the files it becomes.
 
-``summary.json`` is what tests and CI rely on; ``ok`` is true only where every gate ran and passed. Needs jinja2,
-so it is for the controller; nothing else here knows Ansible.
+``summary.json`` is what tests and CI rely on; ``ok`` is true only where every gate ran and passed. For the controller:
+what the summary becomes is in ``report/``, which needs its packages. Nothing here knows Ansible.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -16,24 +15,32 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
-
-import jinja2
 
 from . import atomic
+from .report.junit import junit
+from .report.markdown import markdown
+from .report.metrics import Origin, exposition
+from .report.page import render
+from .report.redaction import redact
 
 DID_NOT_RUN = "did-not-run"
+DEFAULT_INSTANCE = "main"
 COHERENCE = "coherence"
 THROUGHPUT = "throughput"
 # What a failure in a chapter's phase is called; the phase `gates` is told apart by the gate that did not hold.
 FAILED_PHASE = {"preflight": "preflight", "release": "install", "model": "install", "service": "start"}
-CONTEXT_KEYS = ("stack", "profile", "deployment", "rolled_back", "failed_phase")
-THROUGHPUT_KEYS = ("ok", "decode_tok_s", "ttft_ms", "end_to_end_tok_s", "baseline", "verdict", "reason")
-
-SECRET_NAME = re.compile(r"(api_?key|token|password|passwd|secret|authorization)$", re.IGNORECASE)
-SECRET_TEXT = re.compile(r"(?<=Bearer )\S+|\bhf_\w{16,}|\bsk-[\w-]{16,}|(?<=://)[^/\s@]+(?=@)")
-NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-REDACTED = "***"
+CONTEXT_KEYS = ("stack", "profile", "instance", "deployment", "rolled_back", "failed_phase")
+NO_COHERENCE: dict[str, Any] = {
+    **{"ok": False, "passed": 0, "total": 0, "seconds": None, "suites": [], "bootstrap": False, "recorded": []},
+    **{"cases": [], "left_out": []},
+}
+CASE: dict[str, Any] = {"kind": "question", "reasoning": "", "tool_calls": [], "private": False, "measured": None}
+THROUGHPUT_KEYS = (
+    *("ok", "decode_tok_s", "ttft_ms", "end_to_end_tok_s", "baseline", "verdict", "reason"),
+    *("steady_tok_s", "itl_ms", "points", "generator", "gpus"),
+)
+# Only in raw/throughput.json: long, and nothing that a script decides by.
+THROUGHPUT_RAW_KEYS = ("details", "completion_tokens", "trials", "warmup", "gpus_reason", "kept")
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,7 @@ class Run:
 
     ``coherence`` and ``throughput`` are the gates' results, None where they did not run. ``context`` holds what
     the chapters tell: stack, profile, deployment, rolled_back. ``failed``: the host ended in a failure.
+    ``inventory``: as on the command line, for the command that the report says to type next.
     """
 
     host: str
@@ -69,6 +77,7 @@ class Run:
     throughput: dict[str, Any] | None = None
     context: dict[str, Any] = field(default_factory=dict)
     failed: bool = False
+    inventory: str = ""
 
     def record(self, task: Task, result: Mapping[str, Any]) -> None:
         """Add one finished task with its result."""
@@ -76,14 +85,14 @@ class Run:
         self.seconds.setdefault(task.phase, 0.0)
         told = (result.get("ansible_facts") or {}).get("octoserve_evidence") or {}
         self.context.update({key: told[key] for key in CONTEXT_KEYS if key in told})
+        # A module that broke, or a long job that was lost, gave no verdict.
         if "ok" not in result or result.get("skipped"):
             return
         # A gate that failed once in a run stays failed, also when it is asked again after a rollback.
         if task.action == "coherence_gate" and (self.coherence is None or self.coherence["ok"]):
-            self.coherence = {key: result[key] for key in ("ok", "passed", "total", "cases")}
+            self.coherence = coherence_of(result)
         if task.action == "throughput_gate" and (self.throughput is None or self.throughput["ok"]):
-            details = ("details", "completion_tokens", "trials")
-            self.throughput = {key: result[key] for key in (*THROUGHPUT_KEYS, *details)}
+            self.throughput = throughput_of(result)
 
     @property
     def cause(self) -> Task | None:
@@ -105,11 +114,26 @@ class Run:
         return THROUGHPUT if self.coherence is not None and self.coherence["ok"] else COHERENCE
 
 
+def coherence_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What the report keeps of the coherence gate's result: ok only where each of its cases passed, and it had some."""
+    kept = {key: result.get(key, default) for key, default in NO_COHERENCE.items()}
+    ok = bool(kept["ok"]) and not result.get("failed") and 0 < kept["total"] == kept["passed"]
+    return {**kept, "ok": ok, "cases": [{**CASE, **case} for case in kept["cases"]]}
+
+
+def throughput_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What the report keeps of the throughput gate's result."""
+    kept = {key: result.get(key) for key in (*THROUGHPUT_KEYS, *THROUGHPUT_RAW_KEYS)}
+    return {**kept, "ok": bool(kept["ok"]) and not result.get("failed")}
+
+
 def summarize(run: Run) -> dict[str, Any]:
     """The content of ``summary.json``."""
-    coherence = run.coherence or {"ok": False, "passed": 0, "total": 0, "cases": []}
+    coherence = run.coherence or dict(NO_COHERENCE)
     measured = run.throughput or {"ok": False, "verdict": DID_NOT_RUN, "reason": "the gate did not run"}
     throughput = {key: measured.get(key) for key in THROUGHPUT_KEYS}
+    if throughput["baseline"]:
+        throughput["baseline"] = {key: value for key, value in throughput["baseline"].items() if key != "history"}
     rolled_back = bool(run.context.get("rolled_back"))
     changed = {
         phase: sum(task.status == "changed" for task in run.tasks if task.phase == phase) for phase in run.seconds
@@ -119,6 +143,8 @@ def summarize(run: Run) -> dict[str, Any]:
         "host": run.host,
         "stack": run.context.get("stack"),
         "profile": run.context.get("profile"),
+        "instance": run.context.get("instance"),
+        "inventory": run.inventory or None,
         "deployment": run.context.get("deployment"),
         "failed_phase": run.failed_phase,
         "rolled_back": rolled_back,
@@ -131,66 +157,12 @@ def summarize(run: Run) -> dict[str, Any]:
     }
 
 
-def redact(value: Any, secrets: Iterable[str] = ()) -> Any:
-    """A copy of JSON values without secrets: named ones, known ones, and texts that look like one.
-
-    Halves of surrogate pairs become U+FFFD: no file could hold them.
-    """
-    known = sorted({secret for secret in secrets if secret}, key=len, reverse=True)
-
-    def clean(part: Any, name: str = "") -> Any:
-        if isinstance(part, Mapping):
-            return {clean(str(key)): clean(entry, str(key)) for key, entry in part.items()}
-        if isinstance(part, (list, tuple)):
-            return [clean(entry, name) for entry in part]
-        if not isinstance(part, str):
-            return part
-        if part and SECRET_NAME.search(name):
-            return REDACTED
-        for secret in known:
-            part = part.replace(secret, REDACTED)
-        return SECRET_TEXT.sub(REDACTED, part).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-    return clean(value)
-
-
-def junit(summary: Mapping[str, Any], cause: str) -> str:
-    """The run as JUnit XML: a suite for the phases and one for each gate. A gate that did not run is an error."""
-    root = ElementTree.Element("testsuites", name=f"octoserve {summary['host']}")
-    phases = _suite(root, "phases")
-    for phase in summary["phases"]:
-        _case(phases, phase["name"], phase["seconds"])
-    if summary["failed_phase"]:
-        failed = summary["failed_phase"]
-        _case(phases, failed, 0.0, kind="failure", message=f"failed in {failed}", text=cause)
-    coherence = _suite(root, COHERENCE)
-    for case in summary["coherence"]["cases"]:
-        kind = {"pass": "", "fail": "failure"}.get(case["verdict"], "error")
-        text = f"prompt: {case['prompt']}\nanswer: {case['answer']}"
-        _case(coherence, case["name"], case["seconds"], kind=kind, message=case["reason"], text=text)
-    if not summary["coherence"]["cases"]:
-        _case(coherence, COHERENCE, 0.0, kind="error", message="the gate did not run")
-    result = summary["throughput"]
-    kind = "" if result["ok"] else "failure" if result["verdict"] in ("fail", "regression") else "error"
-    _case(_suite(root, THROUGHPUT), "decode_tok_s", 0.0, kind=kind, message=str(result["reason"]))
-    for suite in root:
-        suite.set("tests", str(len(suite)))
-        suite.set("failures", str(len(suite.findall("testcase/failure"))))
-        suite.set("errors", str(len(suite.findall("testcase/error"))))
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def render(template: Path, summary: Mapping[str, Any], run: Run, details: Mapping[str, Any]) -> str:
-    """The report page: one HTML file that loads nothing. Everything that it shows is escaped."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(template.parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+def metrics(run: Run, summary: Mapping[str, Any]) -> str:
+    """The content of ``metrics.prom``."""
+    origin = Origin(
+        summary["instance"] or DEFAULT_INSTANCE, summary["profile"], summary["stack"], summary["deployment"]
     )
-    return environment.get_template(template.name).render(summary=summary, started=run.started, **details)
+    return exposition(origin, run.started, summary["ok"], summary["coherence"], summary["throughput"])
 
 
 def write(run: Run, reports: Path, template: Path, secrets: Iterable[str] = ()) -> Path:
@@ -214,10 +186,14 @@ def write(run: Run, reports: Path, template: Path, secrets: Iterable[str] = ()) 
         _json(raw / "coherence.json", summary["coherence"])
         _json(raw / "throughput.json", measured)
         _json(building / "summary.json", summary)
-        message = cause["message"] if cause else ""
-        (building / "junit.xml").write_text(junit(summary, message), encoding="utf-8")
-        page = render(template, summary, run, {"cause": cause, "measured": measured})
-        (building / "report.html").write_text(page, encoding="utf-8")
+        files = {
+            "junit.xml": junit(summary, cause["message"] if cause else ""),
+            "metrics.prom": metrics(run, summary),
+            "summary.md": markdown(summary, cause),
+            "report.html": render(template, summary, measured, cause, run.started),
+        }
+        for name, text in files.items():
+            (building / name).write_text(text, encoding="utf-8")
         folder = _rename_free(building, base, run.started.strftime("%Y-%m-%dT%H-%M-%SZ"))
     except BaseException:
         with contextlib.suppress(OSError):
@@ -238,22 +214,3 @@ def _rename_free(building: Path, base: Path, name: str) -> Path:
 
 def _json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _suite(root: ElementTree.Element, name: str) -> ElementTree.Element:
-    return ElementTree.SubElement(root, "testsuite", name=name)
-
-
-def _case(
-    suite: ElementTree.Element,
-    name: str,
-    seconds: float,
-    *,
-    kind: str = "",
-    message: str = "",
-    text: str = "",
-) -> None:
-    case = ElementTree.SubElement(suite, "testcase", name=name, classname=suite.get("name", ""), time=f"{seconds:.3f}")
-    if kind:
-        reason = ElementTree.SubElement(case, kind, message=NOT_XML.sub("\ufffd", message))
-        reason.text = NOT_XML.sub("\ufffd", text)

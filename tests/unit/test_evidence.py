@@ -7,26 +7,37 @@ import os
 import socket
 import subprocess
 import sys
-from datetime import datetime, timezone
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
+import made_up_results as made_up
 import pytest
 import yaml
 from fake_openai_server import FakeOpenAiServer, Reply
+from made_up_results import case, coherence, task, throughput
+from made_up_results import run as a_run
 from octoserve import evidence
-from octoserve.evidence import Run, Task
+from octoserve.evidence import Task
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "templates/report.html.j2"
-STARTED = datetime(2026, 11, 30, 1, 2, 3, tzinfo=timezone.utc)
+FILES = [
+    "junit.xml",
+    "metrics.prom",
+    "raw/coherence.json",
+    "raw/tasks.jsonl",
+    "raw/throughput.json",
+    "report.html",
+    "summary.json",
+    "summary.md",
+]
 SUMMARY_KEYS = [
     "ok",
     "host",
     "stack",
     "profile",
+    "instance",
+    "inventory",
     "deployment",
     "failed_phase",
     "rolled_back",
@@ -36,79 +47,10 @@ SUMMARY_KEYS = [
 ]
 
 
-def case(name: str, verdict: str, answer: str = "It is Paris.") -> dict[str, Any]:
-    reason = "" if verdict == "pass" else f"{name} is {verdict}"
-    usage = {"prompt_tokens": 7, "completion_tokens": 4}
-    prompt = "What is <b>the</b> capital?"
-    return {
-        "name": name,
-        "verdict": verdict,
-        "prompt": prompt,
-        "answer": answer,
-        "reason": reason,
-        "seconds": 0.5,
-        "finish_reason": "stop",
-        "usage": usage,
-    }
-
-
-def coherence(*cases: dict[str, Any]) -> dict[str, Any]:
-    passed = sum(one["verdict"] == "pass" for one in cases)
-    return {"ok": passed == len(cases), "passed": passed, "total": len(cases), "cases": list(cases)}
-
-
-def throughput(verdict: str = "pass", starts: int = 4) -> dict[str, Any]:
-    trial = {
-        "completion_tokens": 100,
-        "events": 100,
-        "ttft_s": 0.05,
-        "total_s": 1.8,
-        "decode_tok_s": 56.9,
-        "end_to_end_tok_s": 55.1,
-    }
-    known = starts >= 3
-    return {
-        "ok": verdict == "pass",
-        "verdict": verdict,
-        "reason": "" if verdict == "pass" else "too slow",
-        "decode_tok_s": {"mean": 56.9, "stdev": 0.3, "ci95": [56.5, 57.3], "n": 5},
-        "ttft_ms": 50.0,
-        "end_to_end_tok_s": 55.1,
-        "details": {},
-        "completion_tokens": 100,
-        "trials": [trial] * 5,
-        "baseline": {
-            "starts": starts,
-            "mean": 57.0 if starts else None,
-            "stdev": 0.2 if known else None,
-            "change": -0.002 if starts else None,
-            "alarm_below": 55.9 if known else None,
-            "smallest_slowdown": 0.019 if known else None,
-            "alpha": 0.01,
-            "regression": False,
-        },
-    }
-
-
 Finished = tuple[Task, dict[str, Any]]
-
-
-def task(phase: str, action: str = "command", status: str = "ok", message: str = "") -> Task:
-    return Task(phase, f"{action} of {phase}", action, status, 1.0, message)
-
-
-def a_run(*tasks: Finished, failed: bool = False) -> Run:
-    run = Run("box", STARTED, failed=failed)
-    for done, result in tasks:
-        run.record(done, result)
-        run.seconds[done.phase] += done.seconds
-    return run
-
-
-TOLD = {"stack": "vllm-0.32.0", "profile": "tiny_glm", "deployment": "0003"}
-PREFLIGHT = (task("preflight", "set_fact"), {"ansible_facts": {"octoserve_evidence": TOLD}})
+PREFLIGHT = (task("preflight", "set_fact"), {"ansible_facts": {"octoserve_evidence": made_up.TOLD}})
 SERVICE = (task("service", status="changed"), {"changed": True})
-COHERENT = (task("gates", "coherence_gate"), coherence(case("capital", "pass")))
+COHERENT = (task("gates", "coherence_gate"), coherence(case("capital")))
 FAST = (task("gates", "throughput_gate", "changed"), throughput())
 
 
@@ -116,7 +58,7 @@ def test_summary_of_a_passed_run() -> None:
     found = evidence.summarize(a_run(PREFLIGHT, SERVICE, COHERENT, FAST))
     assert list(found) == SUMMARY_KEYS
     assert found["ok"] is True
-    assert {key: found[key] for key in TOLD} == TOLD
+    assert {key: found[key] for key in made_up.TOLD} == made_up.TOLD
     assert (found["failed_phase"], found["rolled_back"]) == (None, False)
     assert found["phases"] == [
         {"name": "preflight", "seconds": 1.0, "changed": 0},
@@ -125,6 +67,9 @@ def test_summary_of_a_passed_run() -> None:
     ]
     assert (found["coherence"]["passed"], found["coherence"]["total"]) == (1, 1)
     assert found["throughput"]["decode_tok_s"] == {"mean": 56.9, "stdev": 0.3, "ci95": [56.5, 57.3], "n": 5}
+    assert len(found["throughput"]["points"]) == 8
+    assert "history" not in found["throughput"]["baseline"]
+    assert "trials" not in found["throughput"]
     assert found["throughput"]["verdict"] == "pass"
 
 
@@ -179,82 +124,45 @@ def test_a_rollback_is_no_pass_and_a_gate_stays_failed() -> None:
     assert evidence.summarize(a_run(COHERENT, FAST, back))["ok"] is False
 
 
-def test_secrets_are_blackened_by_name_by_value_and_by_look() -> None:
-    clean = evidence.redact(
-        {
-            "api_key": "abc",
-            "completion_tokens": 100,
-            "argv": ["curl", "-H", "Authorization: Bearer zzz"],
-            "url": "http://me:word@host/x",
-            "text": "the hunter2x key, hf_" + "a" * 30,
-            "HF_TOKEN": "t",
-        },
-        ["hunter2x"],
-    )
-    assert clean == {
-        "api_key": "***",
-        "completion_tokens": 100,
-        "argv": ["curl", "-H", "Authorization: Bearer ***"],
-        "url": "http://***@host/x",
-        "text": "the *** key, ***",
-        "HF_TOKEN": "***",
-    }
+@pytest.mark.parametrize(
+    "result",
+    [
+        {**COHERENT[1], "failed": True},
+        {**COHERENT[1], "passed": 0},
+        {**COHERENT[1], "cases": [], "passed": 0, "total": 0},
+    ],
+)
+def test_a_gate_that_contradicts_itself_is_no_pass(result: dict[str, Any]) -> None:
+    found = evidence.summarize(a_run((COHERENT[0], result), FAST))
+    assert (found["ok"], found["coherence"]["ok"]) == (False, False)
 
 
-def test_junit_counts_what_failed_and_what_did_not_run() -> None:
-    wrong = coherence(case("a", "pass"), case("b", "fail", "x\x00\ud800y"), case("c", "could-not-run"))
-    run = a_run((task("gates", "coherence_gate"), wrong), (task("gates", "assert", "failed"), {}), failed=True)
-    root = ElementTree.fromstring(evidence.junit(evidence.redact(evidence.summarize(run)), "because"))
-    suites = {suite.get("name"): suite for suite in root}
-    assert [suites["coherence"].get(key) for key in ("tests", "failures", "errors")] == ["3", "1", "1"]
-    assert suites["throughput"].find("testcase/error") is not None
-    assert suites["phases"].findtext("testcase/failure") == "because"
-
-
-class Page(HTMLParser):
-    """What a browser would fetch, and the elements that are open by themselves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.loads: list[str] = []
-        self.open_details = 0
-        self.bold = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        names = dict(attrs)
-        self.loads += [str(names[key]) for key in ("src", "href") if key in names]
-        self.open_details += tag == "details" and "open" in names
-        self.bold += tag == "b" and not attrs
+def test_a_gate_whose_job_was_lost_gave_no_verdict() -> None:
+    lost = {"failed": True, "msg": "the job died", "finished": True, "progress": {"text": "12 of 40"}}
+    broke = task("gates", "coherence_gate", "failed", "the job died")
+    found = evidence.summarize(a_run(PREFLIGHT, (broke, lost), failed=True))
+    assert (found["ok"], found["failed_phase"], found["coherence"]["total"]) == (False, "coherence", 0)
 
 
 @pytest.mark.parametrize("starts", [0, 1, 4])
 def test_a_report_is_whole_and_latest_points_at_it(tmp_path: Path, starts: int) -> None:
-    mixed = coherence(case("a", "pass"), case("b", "fail", "<script>\ud800"), case("c", "could-not-run"))
+    mixed = coherence(case("a"), case("b", "fail", answer="<script>\ud800"), case("c", "could-not-run"))
     run = a_run(PREFLIGHT, SERVICE, (task("gates", "coherence_gate"), mixed), (FAST[0], throughput("fail", starts)))
     first = evidence.write(run, tmp_path, TEMPLATE)
     second = evidence.write(run, tmp_path, TEMPLATE)
     assert (first.name, second.name) == ("2026-11-30T01-02-03Z", "2026-11-30T01-02-03Z-2")
-    assert sorted(path.name for path in (tmp_path / "box").iterdir()) == [first.name, second.name, "latest"]
-    assert (tmp_path / "box/latest").readlink() == Path(second.name)
-    assert sorted(str(path.relative_to(second)) for path in second.rglob("*") if path.is_file()) == [
-        "junit.xml",
-        "raw/coherence.json",
-        "raw/tasks.jsonl",
-        "raw/throughput.json",
-        "report.html",
-        "summary.json",
-    ]
-    page = Page()
-    page.feed((second / "report.html").read_text())
-    assert page.loads == []
-    assert page.open_details == 2
-    assert page.bold == 5  # the facts in the header: nothing of a prompt became markup
+    assert sorted(path.name for path in (tmp_path / "gpu8").iterdir()) == [first.name, second.name, "latest"]
+    assert (tmp_path / "gpu8/latest").readlink() == Path(second.name)
+    assert sorted(str(path.relative_to(second)) for path in second.rglob("*") if path.is_file()) == FILES
+    measured = json.loads((second / "raw/throughput.json").read_text())
+    assert (len(measured["trials"]), len(measured["warmup"])) == (5, 1)
+    assert len(measured["baseline"]["history"]) == starts
 
 
 def test_a_report_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"nowhere\.j2"):
         evidence.write(a_run(PREFLIGHT), tmp_path, tmp_path / "nowhere.j2")
-    assert list((tmp_path / "box").iterdir()) == []
+    assert list((tmp_path / "gpu8").iterdir()) == []
 
 
 CONFIGURATION = """
@@ -393,6 +301,6 @@ def test_a_real_run_writes_a_report_for_every_host(tmp_path: Path) -> None:
     assert [start["trials"] for start in kept] == [2]
     # No key anywhere in the reports.
     files = [path for path in (tmp_path / "reports").rglob("*") if path.is_file()]
-    assert len(files) == 4 * 6
+    assert len(files) == 4 * len(FILES)
     assert [path for path in files if "sesame-open-123" in path.read_text()] == []
     assert "out of memory" in (tmp_path / "reports/broken/latest/report.html").read_text()
