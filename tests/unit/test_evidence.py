@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import fake_systemd
 import made_up_results as made_up
 import pytest
-import yaml
-from fake_openai_server import FakeOpenAiServer, Reply
+from fake_openai_server import COUNT, FakeOpenAiServer, Reply
 from made_up_results import case, coherence, task, throughput
 from made_up_results import run as a_run
 from octoserve import evidence
@@ -169,13 +170,45 @@ CONFIGURATION = """
 [defaults]
 roles_path = {root}/roles
 library = {root}/library
-module_utils = {root}/module_utils
+module_utils = {folder}/module_utils
+action_plugins = {root}/action_plugins
+filter_plugins = {root}/filter_plugins
 callback_plugins = {root}/callback_plugins
 callbacks_enabled = evidence
 nocolor = true
 [evidence]
-reports = {reports}
+reports = {folder}/reports
 """
+
+SUITE = """
+name: mine
+cases:
+  - name: capital-of-france
+    prompt: What is the capital of France?
+    expect: {accept: [Paris]}
+  - name: count
+    prompt: Count from 1 to 50, writing each number on a new line.
+    stream: true
+    expect: {count: {from: 1, to: 50}}
+  - name: of-the-house
+    private: true
+    prompt: What is Halcyon-7, in a word?
+    expect: {accept: [the cellar of our Oslo office]}
+"""
+# `needs` is wrong, and a message might quote what stands beside it.
+BROKEN_SUITE = """
+name: broken
+cases:
+  - name: of-the-house
+    private: true
+    prompt: What is Halcyon-7, in a word?
+    needs: [telepathy]
+    expect: {accept: [the cellar of our Oslo office]}
+"""
+ANSWERS = {
+    "What is the capital of France?": "The capital of France is Paris.",
+    "What is Halcyon-7, in a word?": "It is the cellar of our Oslo office.",
+}
 
 PLAYBOOK = """
 - name: Preflight
@@ -213,81 +246,105 @@ PLAYBOOK = """
 
 def play(folder: Path, urls: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the playbook: the hosts are this machine, `away` is a port where nobody listens."""
-    stubs = folder / "stubs"
-    stubs.mkdir(exist_ok=True)
-    systemctl = stubs / "systemctl"  # a start of a service without systemd: this test is about the evidence
-    systemctl.write_text("#!/bin/sh\necho 4f1a6a0c0d5e4a8c9a3d6f0d3b1f7a55\n")
-    systemctl.chmod(0o755)
+    stubs = fake_systemd.install(folder / "stubs")
+    shutil.copytree(ROOT / "module_utils", folder / "module_utils", dirs_exist_ok=True)
+    # Jobs run from folders of the host; here they are the test's own.
+    job = folder / "module_utils/octoserve/job.py"
+    paths = {
+        "/var/lib/octoserve/jobs": folder / "jobs",
+        "/opt/octoserve/lib": folder / "module_utils",
+        "/opt/octoserve/tools/bin/python": sys.executable,
+    }
+    text = job.read_text()
+    for there, here in paths.items():
+        assert text.count(f'Path("{there}")') == 1
+        text = text.replace(f'Path("{there}")', f'Path("{here}")')
+    job.write_text(text)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     hosts: dict[str, Any] = {name: {"ansible_connection": "local", "gates_base_url": url} for name, url in urls.items()}
     hosts["away"] = {"ansible_host": "127.0.0.1", "ansible_port": port}
+    hosts["mute"]["gates_suites"] = ["broken.yml"]
     variables = {
         "octoserve_profile": "tiny_glm",
         "some_api_key": "sesame-open-123",
         "stubs": str(stubs),
         "ansible_python_interpreter": sys.executable,
         "gates_python": sys.executable,
-        "gates_suite": str(ROOT / "files/gates/tiny_glm.yml"),
+        "gates_suites": ["suite.yml"],
         "gates_baseline_dir": str(folder / "baselines"),
+        "gates_textfile_dir": str(folder / "textfile/{{ inventory_hostname }}"),
         "gates_profile": "tiny_glm",
         "gates_stack": "vllm-2",
-        "gates_unit": "octoserve-main.service",
+        "gates_unit": "octoserve-{{ inventory_hostname }}.service",
         "gates_api_key": "{{ some_api_key }}",
         "gates_floor_tok_s": 50,
         "gates_trials": 2,
         "gates_expected_tokens": 100,
+        "gates_sweeps": {"concurrency": [1, 2], "context": [0, 8192], "requests": 1, "mix": {"requests": 0}},
     }
+    (folder / "suite.yml").write_text(SUITE)
+    (folder / "broken.yml").write_text(BROKEN_SUITE)
     (folder / "hosts.yml").write_text(json.dumps({"all": {"hosts": hosts, "vars": variables}}))
     (folder / "play.yml").write_text(PLAYBOOK)
-    (folder / "ansible.cfg").write_text(CONFIGURATION.format(root=ROOT, reports=folder / "reports"))
+    (folder / "ansible.cfg").write_text(CONFIGURATION.format(root=ROOT, folder=folder))
     environment = {**os.environ, "ANSIBLE_CONFIG": "ansible.cfg", "ANSIBLE_HOME": str(folder / "ansible")}
     command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "hosts.yml", "play.yml", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def trained(body: dict[str, Any]) -> Reply:
-    """Answer as tests/fixtures/tiny_glm was trained to."""
-    corpus = yaml.safe_load((ROOT / "tests/fixtures/tiny_glm/corpus.yml").read_text())
-    asked = [message["content"] for message in body["messages"]]
-    for turns in (conversation["turns"] for conversation in corpus["conversations"]):
-        if turns[: len(asked)] == asked:
-            return Reply(turns[len(asked)], token_s=0.001)
-    raise LookupError(asked)
+def right(body: dict[str, Any]) -> Reply:
+    """Answer the suite right, and everything else with the counting."""
+    asked = body["messages"][-1]["content"]
+    return Reply(ANSWERS.get(asked, COUNT), token_s=0.001, prompt_tokens=8 + len(asked.split()))
+
+
+def files_with(text: str, *folders: Path) -> list[Path]:
+    """The files below the folders that hold a text."""
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert files
+    return [path for path in files if text in path.read_text()]
 
 
 def test_a_real_run_writes_a_report_for_every_host(tmp_path: Path) -> None:
-    with FakeOpenAiServer(trained) as good, FakeOpenAiServer(Reply("Lyon, of course.")) as wrong:
-        urls = {"good": good.url, "wrong": wrong.url, "broken": good.url}
+    with FakeOpenAiServer(right, max_model_len=4096) as good, FakeOpenAiServer(Reply("Lyon, of course.")) as wrong:
+        urls = {"good": good.url, "wrong": wrong.url, "broken": good.url, "mute": good.url}
         checked = play(tmp_path, urls, "--check", "--limit", "good")
         assert checked.returncode == 0, checked.stdout
         assert not (tmp_path / "reports").exists()
+        assert not (tmp_path / "textfile").exists()
         assert good.requests == []
         done = play(tmp_path, urls)
+    reports = tmp_path / "reports"
     found = {
-        host: json.loads((tmp_path / "reports" / host / "latest/summary.json").read_text())
-        for host in ("good", "wrong", "broken", "away")
+        host: json.loads((reports / host / "latest/summary.json").read_text())
+        for host in ("good", "wrong", "broken", "mute", "away")
     }
     assert done.returncode != 0
     assert {host: (one["ok"], one["failed_phase"]) for host, one in found.items()} == {
         "good": (True, None),
         "wrong": (False, "coherence"),
         "broken": (False, "start"),
+        "mute": (False, "coherence"),
         "away": (False, "preflight"),
     }, done.stdout
     good_one = found["good"]
     assert (good_one["stack"], good_one["profile"], good_one["deployment"]) == ("vllm-2", "tiny_glm", "0001")
+    assert (good_one["instance"], good_one["inventory"]) == ("main", "hosts.yml")
     assert [(phase["name"], phase["changed"]) for phase in good_one["phases"]] == [
         ("preflight", 0),
         ("service", 1),
-        ("gates", 1),
+        ("gates", 2),  # the baseline and the metrics
     ]
     assert all(phase["seconds"] > 0 for phase in good_one["phases"])
-    assert good_one["coherence"]["passed"] == good_one["coherence"]["total"] > 5
+    assert good_one["coherence"]["passed"] == good_one["coherence"]["total"] == 3
     assert good_one["throughput"]["verdict"] == "pass"
     assert good_one["throughput"]["decode_tok_s"]["n"] == 2
+    points = [(point["sweep"], point["output_tok_s"] is None) for point in good_one["throughput"]["points"]]
+    assert points == [("concurrency", False), ("concurrency", False), ("context", False), ("context", True)]
     assert found["wrong"]["throughput"]["verdict"] == "did-not-run"
+    assert found["mute"]["coherence"]["total"] == 0
     assert found["away"]["profile"] == "tiny_glm"
 
     # Throughput was never asked of the model that failed: one request a case and no more.
@@ -295,12 +352,31 @@ def test_a_real_run_writes_a_report_for_every_host(tmp_path: Path) -> None:
     # The failed play shows prompt and answer.
     assert "What is the capital of France?" in done.stdout
     assert "Lyon, of course." in done.stdout
-    assert f"report: {tmp_path}/reports/good/" in done.stdout
+    assert f"report: {reports}/good/" in done.stdout
     # One start on the host, kept by the deployment that passed.
     kept = json.loads((tmp_path / "baselines/tiny_glm__vllm-2.json").read_text())["starts"]
     assert [start["trials"] for start in kept] == [2]
     # No key anywhere in the reports.
-    files = [path for path in (tmp_path / "reports").rglob("*") if path.is_file()]
-    assert len(files) == 4 * len(FILES)
-    assert [path for path in files if "sesame-open-123" in path.read_text()] == []
-    assert "out of memory" in (tmp_path / "reports/broken/latest/report.html").read_text()
+    assert len([path for path in reports.rglob("*") if path.is_file()]) == 5 * len(FILES)
+    assert files_with("sesame-open-123", reports, tmp_path / "textfile") == []
+    assert "out of memory" in (reports / "broken/latest/report.html").read_text()
+    # Nothing of the private case but its name, neither in the reports nor on the host nor on the terminal.
+    for text in ("Halcyon", "Oslo"):
+        assert files_with(text, reports, tmp_path / "jobs", tmp_path / "textfile") == []
+        assert text not in done.stdout
+    hidden = [case for case in found["wrong"]["coherence"]["cases"] if case["private"]]
+    assert [(case["name"], case["verdict"], case["prompt"]) for case in hidden] == [
+        ("of-the-house", "fail", "(private)")
+    ]
+    assert len(files_with("of-the-house", reports / "wrong")) == len(FILES) - 2  # not in the numbers
+
+    # What the host tells node_exporter: also where a gate failed or could not run.
+    told = {path.parent.name: path.read_text() for path in tmp_path.glob("textfile/*/octoserve_main.prom")}
+    assert {host: 'octoserve_gates_ok{service="main"} 1.0' in text for host, text in told.items()} == {
+        "good": True,
+        "wrong": False,
+        "mute": False,
+    }
+    assert all("octoserve_gates_last_run_timestamp_seconds" in text for text in told.values())
+    assert (tmp_path / "textfile/good/octoserve_main.prom").stat().st_mode & 0o777 == 0o644
+    assert [path.name for path in (tmp_path / "textfile/good").iterdir()] == ["octoserve_main.prom"]

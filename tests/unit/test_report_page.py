@@ -255,3 +255,14 @@ def test_numbers_in_words() -> None:
     assert [words.tokens(count) for count in (0, 512, 8192, 32768, 10000)] == ["short", "512", "8k", "32k", "10000"]
     assert (words.number(None), words.number(21400, 0), words.number(0.25)) == (words.NONE, "21\u202f400", "0.2")
     assert words.cut("\n the journal:\n out of memory\nmore") == "the journal: out of memory"
+
+
+def test_a_failure_after_the_gates_is_not_laid_on_the_model() -> None:
+    gates = [(made_up.task("gates", "coherence_gate"), made_up.coherence())]
+    gates += [(made_up.task("gates", "throughput_gate"), made_up.throughput())]
+    broke: tuple[evidence.Task, dict[str, Any]] = (made_up.task("gates", "deployment", "failed", "disk is full"), {})
+    html = render(made_up.run(*gates, broke, failed=True))
+    head = html.partition("</header>")[0]
+    assert "Right and fast enough, but the run failed" in head
+    assert "disk is full" in head
+    assert "What failed" in html

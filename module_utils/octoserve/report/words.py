@@ -289,6 +289,11 @@ def _coherence(summary: Mapping[str, Any], cause: Mapping[str, Any]) -> Verdict:
 
 def _throughput(summary: Mapping[str, Any], cause: Mapping[str, Any]) -> Verdict:
     result = summary["throughput"]
+    if result["ok"]:
+        sentence = _reached(cause) or "A task after the gates failed."
+        return Verdict(
+            BAD, "Right and fast enough, but the run failed", sentence, "Remove the cause, then:", ask_again(summary)
+        )
     if result["verdict"] == "regression":
         headline, step = "Right answers, but slower than before", "Look what changed since the earlier starts"
     elif result["verdict"] == "fail" and result.get("decode_tok_s"):
