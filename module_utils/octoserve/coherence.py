@@ -32,6 +32,7 @@ NEEDLE_SEED = 20
 LEAST_OF_NEEDLE = 0.8
 # Tokens that a needle leaves free of the longest context, beside those of its answer.
 SPARE_TOKENS = 16
+PROMPT_TOKENS = 512  # room for the prompt of a question
 LOAD_PROMPT = "Write a long story about a lighthouse keeper, her dog and a storm. Story number {number}."
 LOAD_TOKENS = 256
 
@@ -129,24 +130,35 @@ def select(suites: Iterable[Suite], parsers: Mapping[str, str]) -> tuple[list[Ca
     return [case for case in cases if not missing[case.name]], left_out
 
 
-def longer_than_served(client: Client, cases: Iterable[Case]) -> list[tuple[Case, str]]:
-    """Needles in a context that the server does not take. None where it does not say: then they cannot run."""
+def longer_than_served(cases: Iterable[Case], longest: int | None) -> dict[str, str]:
+    """Needles in a context that the server does not take, with the reason."""
+    if longest is None:
+        return {}
     needles = [case for case in cases if isinstance(case, Needle) and case.tokens]
+    too_long = [case for case in needles if (case.tokens or 0) > longest - case.max_tokens - SPARE_TOKENS]
+    return {case.name: f"the server takes {longest} tokens, prompt and answer together" for case in too_long}
+
+
+def served_length(client: Client) -> int | None:
+    """The longest context, None where the server does not say it or does not answer (the cases will tell that)."""
     try:
-        longest = client.max_model_len() if needles else None
+        return client.max_model_len()
     except ApiError:
-        return []
-    reason = f"the server takes {longest} tokens, prompt and answer together"
-    return [
-        (case, reason) for case in needles if longest and (case.tokens or 0) > longest - case.max_tokens - SPARE_TOKENS
-    ]
+        return None
 
 
 class Gate:
-    """One run of the gate over some cases."""
+    """One run of the gate over some cases. ``longest``: tokens of the longest context, None where it is not known."""
 
-    def __init__(self, client: Client, cases: Sequence[Case], settings: Settings, report: Report | None = None) -> None:
-        self._client, self._settings, self._report = client, settings, report
+    def __init__(
+        self,
+        client: Client,
+        cases: Sequence[Case],
+        settings: Settings,
+        longest: int | None = None,
+        report: Report | None = None,
+    ) -> None:
+        self._client, self._settings, self._longest, self._report = client, settings, longest, report
         self._cases = list(cases)
         if settings.order_seed is not None:
             random.Random(settings.order_seed).shuffle(self._cases)  # noqa: S311  # no secret
@@ -197,10 +209,13 @@ class Gate:
 
     def _question(self, case: Question) -> Result:
         options = self._settings.options(case.options)
+        longest = self._longest
+        # A server refuses to be asked for more than its context holds.
+        max_tokens = case.max_tokens if longest is None or case.max_tokens < longest - PROMPT_TOKENS else None
         if case.stream:
-            answer = join_chunks(self._client.stream_chat(case.messages, case.max_tokens, **options))
+            answer = join_chunks(self._client.stream_chat(case.messages, max_tokens, **options))
         else:
-            answer = self._client.chat(case.messages, case.max_tokens, **options)
+            answer = self._client.chat(case.messages, max_tokens, **options)
         fault, reason = judge(case, answer)
         return Result(case, FAILED if reason else PASSED, reason, fault, answer)
 
@@ -218,8 +233,7 @@ class Gate:
         def count(prompt: str) -> int:
             return len(self._client.tokenize(messages=[{"role": "user", "content": prompt}], **options))
 
-        longest = self._client.max_model_len()
-        room = None if longest is None else longest - case.max_tokens - SPARE_TOKENS
+        room = None if self._longest is None else self._longest - case.max_tokens - SPARE_TOKENS
         tokens = case.tokens or room
         if tokens is None:
             reason = "the server does not say how long a context it takes"
@@ -346,11 +360,11 @@ def run(client: Client, suites: Sequence[Suite], settings: Settings, report: Rep
     """
     started = time.monotonic()
     cases, left_out = select(suites, settings.parsers)
-    too_long = longer_than_served(client, cases)
-    left_out += [{"name": case.name, "reason": reason} for case, reason in too_long]
-    names = {case.name for case, _ in too_long}
-    cases = [case for case in cases if case.name not in names]
-    results = Gate(client, cases, settings, report).run()
+    longest = served_length(client)
+    too_long = longer_than_served(cases, longest)
+    left_out += [{"name": name, "reason": reason} for name, reason in too_long.items()]
+    cases = [case for case in cases if case.name not in too_long]
+    results = Gate(client, cases, settings, longest, report).run()
     return {
         **summarize(results),
         "seconds": round(time.monotonic() - started, 3),

@@ -302,10 +302,10 @@ class Client:
             reason = f"no log probability of each of the {len(token_ids)} tokens of the prompt ({error!r})"
             raise ApiError(url, reason, HTTP_OK, self._excerpt(text)) from error
 
-    def chat(self, messages: Sequence[Message], max_tokens: int, **options: Any) -> Completion:
+    def chat(self, messages: Sequence[Message], max_tokens: int | None, **options: Any) -> Completion:
         """One chat completion at temperature 0, not streamed. ``options`` go into the request as they are.
 
-        Raises ApiError.
+        ``max_tokens`` None: as many as the context holds. Raises ApiError.
         """
         return self._completion("/v1/chat/completions", self._chat_body(messages, max_tokens, options))
 
@@ -313,7 +313,7 @@ class Client:
         """One text completion at temperature 0, not streamed. Raises ApiError."""
         return self._completion("/v1/completions", self._body(max_tokens, options, prompt=prompt))
 
-    def stream_chat(self, messages: Sequence[Message], max_tokens: int, **options: Any) -> list[Chunk]:
+    def stream_chat(self, messages: Sequence[Message], max_tokens: int | None, **options: Any) -> list[Chunk]:
         """One streamed chat completion at temperature 0 with usage, as its chunks with their arrival times.
 
         Raises ApiError, also where the stream dies before ``[DONE]``.
@@ -333,11 +333,12 @@ class Client:
             raise ApiError(url, self._excerpt(f"broken stream after {len(chunks)} chunks: {error}"), HTTP_OK) from error
         return chunks
 
-    def _chat_body(self, messages: Sequence[Message], max_tokens: int, options: Mapping[str, Any]) -> Body:
+    def _chat_body(self, messages: Sequence[Message], max_tokens: int | None, options: Mapping[str, Any]) -> Body:
         return self._body(max_tokens, options, messages=list(messages))
 
-    def _body(self, max_tokens: int, options: Mapping[str, Any], **fields: Any) -> Body:
-        return {"model": self.model, **fields, "max_tokens": max_tokens, "temperature": 0.0, **options}
+    def _body(self, max_tokens: int | None, options: Mapping[str, Any], **fields: Any) -> Body:
+        limit = {} if max_tokens is None else {"max_tokens": max_tokens}
+        return {"model": self.model, **fields, **limit, "temperature": 0.0, **options}
 
     def _completion(self, path: str, body: Body) -> Completion:
         url, text, seconds = self._whole("POST", path, body)
