@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""The gate's load generator beside `vllm bench serve`, on the same servers in one run: part of `make test-gates`.
+
+    PYTHONPATH=module_utils python -m tests.gates.throughput_beside_vllm [--rounds N]
+
+Two servers, the scripted one with exact pacing and real vLLM on the CPU with the tiny model; one request and four at a
+time; both tools in turn, round after round, with prompts and answers of the same length. Compared are the medians over
+the rounds. Writes tests/gates/throughput_beside_vllm.json (15 minutes on two cores). Ends 0 only where every number of
+the scripted server is within 2 %, and of the real one within 2 % or within what the tools' own rounds differ by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from octoserve import atomic, prompts, sweep, sweep_plan
+from octoserve.openai_api import Client
+
+from tests.gates import deployments, noisy_server, serving
+from tests.gates.noisy_server import Noise
+
+ROOT = Path(__file__).parents[2]
+RESULT = Path(__file__).with_suffix(".json")
+TOKENIZER = ROOT / "tests/fixtures/tiny_glm"
+COVERS = [
+    *(f"module_utils/octoserve/{name}.py" for name in ("latency", "load", "openai_api", "prompts", "sweep", "trial")),
+    "tests/gates/noisy_server.py",
+    "tests/gates/throughput_beside_vllm.py",
+]
+PROMPT_TOKENS, ANSWER_TOKENS = 64, 100
+CONCURRENCY = (1, 4)
+REQUESTS = 8  # of each stream
+BOUND = 0.02
+Numbers = dict[str, float]
+
+
+def ours(url: str, model: str, concurrency: int, seed: int) -> Numbers:
+    """A point of the gate's sweep."""
+    client, writer = Client(url, model, timeout=120), prompts.Writer(seed)
+
+    def prompt_tokens(text: str) -> int:
+        usage = client.chat([{"role": "user", "content": text}], 1).usage
+        assert usage
+        return usage.prompt_tokens
+
+    sizing = prompts.size(writer, prompt_tokens)
+    sizes = [(PROMPT_TOKENS, ANSWER_TOKENS)] * (REQUESTS * concurrency)
+    point = sweep_plan.Point(sweep_plan.CONCURRENCY, concurrency, 0, sizes)
+    found, cost = sweep.run(client, point, 120, writer=writer, sizing=sizing, options={})
+    if found["failed"] or found["cut"]:
+        raise RuntimeError(found["reason"])
+    return {
+        "ttft_ms": found["ttft_ms"]["p50"],
+        "tpot_ms": 1000 / found["decode_tok_s"],
+        "itl_ms": found["itl_ms"]["p50"],
+        "output_tok_s": found["output_tok_s"],
+        "generator_busy": cost.busy,
+        "generator_starved": cost.starved,
+    }
+
+
+def vllms(url: str, model: str, concurrency: int, seed: int, site: Path) -> Numbers:
+    """One run of `vllm bench serve`. A seed of its own each time, or the prefix cache would help it."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(serving.PYTHON), "-m", "vllm.entrypoints.cli.main", "bench", "serve"]
+        command += ["--backend=openai-chat", "--endpoint=/v1/chat/completions", f"--base-url={url}", f"--model={model}"]
+        command += [f"--tokenizer={TOKENIZER}", "--dataset-name=random", f"--seed={seed}", "--disable-tqdm"]
+        command += [f"--random-input-len={PROMPT_TOKENS}", f"--random-output-len={ANSWER_TOKENS}", "--ignore-eos"]
+        command += [f"--num-prompts={REQUESTS * concurrency}", f"--max-concurrency={concurrency}", "--temperature=0"]
+        command += ["--save-result", f"--result-dir={folder}", "--result-filename=result.json"]
+        done = subprocess.run(
+            command, env=serving.environment(site), cwd=folder, capture_output=True, text=True, timeout=600, check=False
+        )
+        result = Path(folder) / "result.json"
+        if done.returncode or not result.exists():
+            raise RuntimeError(f"vllm bench serve ended {done.returncode}: {done.stderr[-2000:]}")
+        found = json.loads(result.read_text())
+    if found["failed"] or found["total_output_tokens"] != REQUESTS * concurrency * ANSWER_TOKENS:
+        raise RuntimeError(f"{found['failed']} requests failed, {found['total_output_tokens']} tokens came")
+    return {
+        "ttft_ms": found["median_ttft_ms"],
+        "tpot_ms": found["mean_tpot_ms"],
+        "itl_ms": found["median_itl_ms"],
+        "output_tok_s": found["output_throughput"],
+    }
+
+
+def beside(url: str, model: str, site: Path, rounds: int) -> dict[str, Any]:
+    """Both tools in turn on one server, by the number of streams."""
+    found: dict[str, Any] = {}
+    for concurrency in CONCURRENCY:
+        own, other = [], []
+        for n in range(rounds):
+            own.append(ours(url, model, concurrency, 1000 * concurrency + n))
+            other.append(vllms(url, model, concurrency, 1000 * concurrency + n, site))
+            print(concurrency, {k: round(v, 2) for k, v in own[-1].items()}, other[-1], flush=True)
+        found[str(concurrency)] = compare(own, other)
+    return found
+
+
+def compare(own: Sequence[Numbers], other: Sequence[Numbers]) -> dict[str, Any]:
+    """Medians over the rounds, their difference, and the wider half range of the tools' own rounds (as shares)."""
+    found: dict[str, Any] = {}
+    for name in other[0]:
+        mine, theirs = ([one[name] for one in rounds] for rounds in (own, other))
+        middle = statistics.median(theirs)
+        difference = statistics.median(mine) / middle - 1
+        rounds_differ = max((max(values) - min(values)) / 2 / statistics.median(values) for values in (mine, theirs))
+        found[name] = {
+            "octoserve": round(statistics.median(mine), 3),
+            "vllm_bench": round(middle, 3),
+            "difference": round(difference, 4),
+            "rounds_differ": round(rounds_differ, 4),
+            "within_2_percent": abs(difference) <= BOUND,
+        }
+    for name in ("generator_busy", "generator_starved"):
+        found[name] = round(statistics.median(one[name] for one in own), 4)
+    return found
+
+
+def explained(found: dict[str, Any], by_rounds: bool) -> bool:
+    """Whether all numbers of a server agree."""
+    return all(
+        number["within_2_percent"] or (by_rounds and abs(number["difference"]) <= number["rounds_differ"])
+        for streams in found.values()
+        for number in streams.values()
+        if isinstance(number, dict)
+    )
+
+
+def main() -> int:
+    """Measure, compare, write."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--result", type=Path, default=RESULT)
+    options = arguments.parse_args()
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    began = time.monotonic()
+    model = deployments.served("tiny_glm")
+    name = model.options["served-model-name"]
+    healthy = deployments.Mutant("healthy", "control", control=True)
+    with deployments.Workshop() as workshop:
+        with noisy_server.serve() as url:
+            scripted = beside(url, Noise(cv=0, start_sd=0, stalls=0).name, workshop.site, options.rounds)
+        with workshop.deployed(healthy) as url:
+            ours(url, name, 4, 0)  # cold effects would be the first tool's alone
+            real = beside(url, name, workshop.site, options.rounds)
+    agree = explained(scripted, by_rounds=False) and explained(real, by_rounds=True)
+    result = {
+        "commit": commit.stdout.strip(),
+        "covers": COVERS,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "cores": os.cpu_count(),
+        "seconds": round(time.monotonic() - began),
+        "rounds": options.rounds,
+        "prompt_tokens": PROMPT_TOKENS,
+        "answer_tokens": ANSWER_TOKENS,
+        "requests_a_stream": REQUESTS,
+        "scripted": scripted,
+        "vllm_cpu_tiny_glm": real,
+        "agree": agree,
+    }
+    atomic.write_text(options.result, json.dumps(result, indent=1) + "\n")
+    return 0 if agree else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

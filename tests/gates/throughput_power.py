@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+"""How often the throughput gate alarms, healthy and 5 % slower: part of `make test-gates`.
+
+    PYTHONPATH=module_utils python -m tests.gates.throughput_power [--healthy N] [--slow N] [--streams N]
+
+Every start is the gate's own code on real sockets against the scripted server of noisy_server.py: tokens at about 57
+a second whose times vary by 10 %, starts that differ by 1 %, stalls of 200 ms in a fifth of the trials. Many starts run
+side by side, since they mostly wait. Then each start is judged by histories that are drawn from the other healthy
+starts, with the gate's own test. Also measured: what the load generator can read.
+
+A long suite (20 minutes on two cores); writes tests/gates/throughput_power.json. Ends 0 only where at most 1 % of the
+healthy starts and at least 95 % of the slow ones raise the alarm, for every length of history.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from octoserve import atomic, baseline, latency, load, student_t, throughput, trial
+from octoserve.baseline import Start
+from octoserve.openai_api import Client
+
+from tests.gates import noisy_server
+from tests.gates.noisy_server import Noise
+
+ROOT = Path(__file__).parents[2]
+RESULT = Path(__file__).with_suffix(".json")
+COVERS = [
+    *(f"module_utils/octoserve/{name}.py" for name in ("baseline", "chi_squared", "load", "openai_api", "student_t")),
+    *(f"module_utils/octoserve/{name}.py" for name in ("throughput", "trial")),
+    "tests/gates/noisy_server.py",
+    "tests/gates/throughput_power.py",
+]
+TRIALS = 20
+SLOWDOWN = 0.05
+EARLIER = (3, 5, 10, 20)
+HISTORIES = 200  # drawn for each start that is judged
+RESAMPLES = 2000
+PROCESSES = 2
+SEED = 20261130
+
+
+def measure_start(url: str, noise: Noise) -> dict[str, Any]:
+    """The gate's result on one start of the server, as far as it is needed here."""
+    request, limits = throughput.Request(trials=TRIALS, warmup=1), throughput.Limits(1, 100)
+    nothing = baseline.compare([], "", 1.0)
+    found = throughput.gate(Client(url, noise.name), request, limits, lambda mean: nothing)
+    if found["verdict"] != throughput.PASSED:
+        raise RuntimeError(found["reason"])
+    return {
+        "steady": found["steady_tok_s"]["mean"],
+        "stderr": found["steady_tok_s"]["stderr"],
+        "plain": found["decode_tok_s"]["mean"],
+        "generator": found["generator"],
+    }
+
+
+def measure_side_by_side(job: tuple[str, Sequence[Noise], int, int]) -> list[dict[str, Any]]:
+    """One process's share of the starts, so many at the same time."""
+    url, starts, streams, number = job
+
+    def one(place: tuple[int, Noise]) -> dict[str, Any]:
+        if place[0] < streams:
+            time.sleep(place[0] * 2.0 / streams)  # or all would ask in step
+        found = measure_start(url, place[1])
+        if place[0] % 50 == 0:
+            print(f"process {number}: start {place[0]} of {len(starts)}: {found['steady']:.2f} tok/s", flush=True)
+        return found
+
+    with ThreadPoolExecutor(streams) as pool:
+        return list(pool.map(one, enumerate(starts)))
+
+
+def measure_starts(starts: Sequence[Noise], streams: int) -> list[dict[str, Any]]:
+    """All starts, in their order."""
+    with noisy_server.serve() as url, ProcessPoolExecutor(PROCESSES) as pool:
+        shares = [(url, starts[n::PROCESSES], streams // PROCESSES, n) for n in range(PROCESSES)]
+        found = list(pool.map(measure_side_by_side, shares))
+    return [found[n % PROCESSES][n // PROCESSES] for n in range(len(starts))]
+
+
+Test = Callable[[Sequence[Start], Start], bool]
+
+
+def gates_test(history: Sequence[Start], today: Start) -> bool:
+    """The gate's own."""
+    return bool(baseline.compare(history, today.start, today.mean)["regression"])
+
+
+def plain_test(history: Sequence[Start], today: Start) -> bool:
+    """The prediction interval from the history alone, for comparison."""
+    means = [start.mean for start in history]
+    margin = student_t.quantile(1 - baseline.ALPHA, len(means) - 1) * statistics.stdev(means)
+    return bool(today.mean < statistics.fmean(means) - margin * (1 + 1 / len(means)) ** 0.5)
+
+
+def alarms(todays: Sequence[Start], healthy: Sequence[Start], earlier: int, test: Test) -> dict[str, Any]:
+    """Share of starts that raise the alarm, over histories of other healthy starts, with its 95 % interval.
+
+    The interval resamples the starts that are judged (Efron's percentile bootstrap): decisions on one start over
+    many histories are not independent.
+    """
+    chosen = random.Random(SEED + earlier)
+    shares = []
+    for today in todays:
+        raised = 0
+        for _ in range(HISTORIES):
+            history = chosen.sample(healthy, earlier + 1)
+            raised += test([start for start in history if start is not today][:earlier], today)
+        shares.append(raised / HISTORIES)
+    resampled = sorted(statistics.fmean(chosen.choices(shares, k=len(shares))) for _ in range(RESAMPLES))
+    ends = [latency.percentile(resampled, share) for share in (0.025, 0.975)]
+    return {"share": round(statistics.fmean(shares), 5), "ci95": [round(end, 5) for end in ends], "starts": len(shares)}
+
+
+def as_starts(found: Sequence[dict[str, Any]], value: str, name: str) -> list[Start]:
+    """Results as entries of a history."""
+    return [Start(f"{name}{n}", "", "", one[value], TRIALS, one["stderr"]) for n, one in enumerate(found)]
+
+
+def table(healthy: Sequence[dict[str, Any]], slow: Sequence[dict[str, Any]], value: str, test: Test) -> dict[str, Any]:
+    """False alarms and power by the number of earlier starts."""
+    well, ill = as_starts(healthy, value, "healthy"), as_starts(slow, value, "slow")
+    return {
+        str(earlier): {
+            "false_alarms": alarms(well, well, earlier, test),
+            "caught": alarms(ill, well, earlier, test),
+        }
+        for earlier in EARLIER
+    }
+
+
+def spread(found: Sequence[dict[str, Any]], value: str) -> dict[str, float]:
+    """Mean and relative standard deviation of the starts."""
+    values = [one[value] for one in found]
+    mean = statistics.fmean(values)
+    return {"mean": round(mean, 3), "sd": round(statistics.stdev(values) / mean, 5)}
+
+
+def generators_limit() -> dict[str, Any]:
+    """What the load generator reads: ever more paced streams, then some as fast as it can."""
+    steps = []
+    with noisy_server.serve() as url:
+        for streams in (32, 64, 128, 192, 256):
+            noise = Noise(cv=0, start_sd=0, stalls=0)
+            done = load.run(Client(url, noise.name), [load.Prompt("go", 200)] * streams, streams)
+            rates = [trial.measure(answer.chunks, bursts=True).decode_tok_s for answer in done.answers]
+            waits = [wait for answer in done.answers for wait in trial.gaps(answer.chunks)]
+            steps.append({"streams": streams, **_load(done.cost), "decode_tok_s": round(statistics.fmean(rates), 3)})
+            steps[-1]["itl_ms"] = latency.percentiles_ms(waits)
+        fast = Noise(rate=0, cv=0, start_sd=0, stalls=0, ttft_s=0)
+        done = load.run(Client(url, fast.name), [load.Prompt("go", 20000)] * 8, 8)
+    return {"paced_at_57_tok_s": steps, "unpaced": _load(done.cost)}
+
+
+def _load(cost: load.Cost) -> dict[str, Any]:
+    return {
+        "events_s": round(cost.events / cost.seconds),
+        "busy": round(cost.busy, 3),
+        "starved": round(cost.starved, 3),
+        "ceiling_events_s": round(cost.ceiling or 0),
+        "bottleneck": cost.bottleneck,
+    }
+
+
+def main() -> int:
+    """Measure, judge, write."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--healthy", type=int, default=600)
+    arguments.add_argument("--slow", type=int, default=400)
+    arguments.add_argument("--streams", type=int, default=40, help="starts side by side")
+    arguments.add_argument("--result", type=Path, default=RESULT)
+    options = arguments.parse_args()
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    began = time.monotonic()
+    limit = generators_limit()
+    starts = [Noise(seed=SEED + n) for n in range(options.healthy)]
+    starts += [Noise(seed=SEED - 1 - n, slowdown=SLOWDOWN) for n in range(options.slow)]
+    order = random.Random(SEED).sample(range(len(starts)), len(starts))  # both kinds meet the same disturbances
+    measured = dict(zip(order, measure_starts([starts[n] for n in order], options.streams)))
+    found = [measured[n] for n in range(len(starts))]
+    healthy, slow = found[: options.healthy], found[options.healthy :]
+    chosen = table(healthy, slow, "steady", gates_test)
+    held = all(
+        row["false_alarms"]["share"] <= baseline.ALPHA and row["caught"]["share"] >= 0.95 for row in chosen.values()
+    )
+    result = {
+        "commit": commit.stdout.strip(),
+        "covers": COVERS,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "cores": os.cpu_count(),
+        "seconds": round(time.monotonic() - began),
+        "server": {**vars(Noise()), "seed": "one a start"},
+        "slowdown": SLOWDOWN,
+        "trials": TRIALS,
+        "side_by_side": options.streams,
+        "generator": {
+            "busy": round(max(one["generator"]["busy"] for one in found), 3),
+            "starved": round(max(one["generator"]["starved"] for one in found), 3),
+            "bottleneck": sum(one["generator"]["bottleneck"] for one in found),
+        },
+        "generators_limit": limit,
+        "healthy": {name: spread(healthy, name) for name in ("steady", "plain")},
+        "slow": {name: spread(slow, name) for name in ("steady", "plain")},
+        "earlier_starts": chosen,
+        "for_comparison": {
+            "history alone, steady rate": table(healthy, slow, "steady", plain_test),
+            "history alone, mean of the trials": table(healthy, slow, "plain", plain_test),
+        },
+        "held": held,
+        "steady_tok_s": {
+            name: " ".join(f"{one['steady']:.3f}" for one in some)
+            for name, some in (("healthy", healthy), ("slow", slow))
+        },
+    }
+    atomic.write_text(options.result, json.dumps(result, indent=1) + "\n")
+    for earlier, row in chosen.items():
+        print(f"{earlier} earlier starts: false alarms {row['false_alarms']}, caught {row['caught']}")
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
