@@ -258,6 +258,11 @@ def runs() -> dict[str, Run]:
             for name in ("capital-of-france", "count-to-50", "essay")
         )
     )
+    unlimited = {
+        **score("prose", 6.31, None),
+        "verdict": "could-not-run",
+        "reason": "no limit for a perplexity of 6.31",
+    }
     stopped = task(
         "service",
         "service_ready",
@@ -277,6 +282,9 @@ def runs() -> dict[str, Run]:
         ),
         "wrong": run(*deployed(), (task("gates", "coherence_gate", seconds=12.0), wrong), broke, failed=True),
         "silent": run(*deployed(), (task("gates", "coherence_gate", seconds=2.0), silent), broke, failed=True),
+        "unlimited": run(
+            *deployed(), (task("gates", "coherence_gate"), coherence(case("sum"), unlimited)), broke, failed=True
+        ),
         "stopped": run(*deployed()[:3], (stopped, {}), failed=True),
         "slower": run(
             *deployed(), right, (task("gates", measured), throughput("regression", slowdown=0.051)), broke, failed=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -187,3 +188,10 @@ def test_what_is_private_reaches_no_file(tmp_path: Path) -> None:
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert [path.name for path in files if "Halcyon" in path.read_text()] == []
     assert "the gate cannot be asked" in json.loads((folder / "raw/tasks.jsonl").read_text())["message"]
+
+
+def test_the_docs_name_every_metric() -> None:
+    page = (TEMPLATE.parents[1] / "docs/evidence.md").read_text()
+    section = page.partition("## Metrics")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"`(octoserve_\w+)", "".join(rows))) == set(of_run("passed"))

@@ -77,6 +77,12 @@ def test_the_page_stands_alone(name: str) -> None:
         ("first", "Right answers, fast enough", "The one case passed", "Take gates_bootstrap out"),
         ("wrong", "The model answers wrong", '"Paris" is not said', "playbooks/gates.yml -i inventory/mine"),
         ("silent", "The model could not be asked", "connection refused", "journalctl --unit=octoserve-main"),
+        (
+            "unlimited",
+            "Its perplexity has no limit yet",
+            "perplexity of 6.31",
+            "site.yml -i inventory/mine -e gates_bootstrap",
+        ),
         ("stopped", "The service did not start", "CUDA out of memory", "site.yml -i inventory/mine"),
         ("slower", "Right answers, but slower than before", "slower than the mean", "playbooks/gates.yml"),
         ("warned", "Right answers, but slower than before", "slower than the mean", "playbooks/gates.yml"),
@@ -198,6 +204,24 @@ def test_without_the_plotting_library_the_numbers_are_there(monkeypatch: pytest.
     assert re.search(r"714\.\d", found.text)  # tokens per second of 32 requests
 
 
+@pytest.mark.parametrize(
+    ("histogram", "ticks"),
+    [
+        ([[17.8, 40]], {"16.4", "16.8", "17.2", "17.6"}),
+        ([[17.8, 1], [20.0, 0], [22.4, 39]], {"18", "19.5", "21"}),
+        ([[0.0158 * 10 ** (n / 20), n % 7] for n in range(100)], {"0.1", "1", "10", "100", "1000"}),
+    ],
+)
+def test_latencies_are_drawn_however_narrow_or_wide_they_are(histogram: list[list[float]], ticks: set[str]) -> None:
+    upper = histogram[-1][0]
+    gaps = {"p50": upper, "p95": upper, "p99": upper, "max": upper, "n": 40, "histogram": histogram}
+    (plot,), _ = plots.plots({"itl_ms": gaps})
+    assert len(plot.rows) == len(histogram)
+    assert ticks <= set(re.findall(r">([\d.]+)</text>", plot.svg))
+    assert "p99" in plot.svg
+    assert plots.plots({"itl_ms": {**gaps, "histogram": [[1.0, 0]]}}) == ([], "")
+
+
 def test_points_that_were_not_measured_are_left_out_of_plots_and_told() -> None:
     result = made_up.throughput()
     empty = {"output_tok_s": None, "decode_tok_s": None, "end_to_end_tok_s": None, "ttft_ms": None, "itl_ms": None}
@@ -206,7 +230,7 @@ def test_points_that_were_not_measured_are_left_out_of_plots_and_told() -> None:
     run = made_up.run((made_up.task("gates", "coherence_gate"), made_up.coherence()))
     run.record(made_up.task("gates", "throughput_gate"), result)
     html = render(run)
-    assert f"context 32k: {reason}" in html
+    assert f"context 32k <span>\u2013 {reason}</span>" in html
     (context,) = (plot for plot in plots.plots(result)[0] if plot.name == "context")
     assert [row[0] for row in context.rows] == ["short", "8k"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -192,33 +193,32 @@ def _context(result: Mapping[str, Any]) -> _Picture | None:
 def _latency(result: Mapping[str, Any]) -> _Picture | None:
     gaps = result.get("itl_ms") or {}
     bars = [(float(edge), int(count)) for edge, count in gaps.get("histogram") or []]
-    if len(bars) < 2 or not sum(count for _, count in bars):
-        return None
-    first = next(n for n, (_, count) in enumerate(bars) if count)
-    last = max(n for n, (_, count) in enumerate(bars) if count)
-    bars = bars[max(0, first - 1) : last + 2]
     total = sum(count for _, count in bars)
-    lower = [0.0 if first <= 1 else 2 * bars[0][0] - bars[1][0], *(edge for edge, _ in bars[:-1])]
+    if not total:
+        return None
+    edges = [edge for edge, _ in bars]
+    # The buckets grow by a factor; the first begins where one more below it would end.
+    lower = [edges[0] * edges[0] / edges[1] if len(edges) > 1 else edges[0] / 1.1, *edges[:-1]]
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        # Equal widths in the order of the edges: the gate's buckets grow with the latency.
-        axes.bar(range(len(bars)), [100 * count / total for _, count in bars], 0.86, color=FIRST, align="edge")
+        widths = [0.9 * (high - low) for low, high in zip(lower, edges)]
+        axes.bar(lower, [100 * count / total for _, count in bars], widths, color=FIRST, align="edge")
+        axes.set_xscale("log")
+        axes.set_xlim(lower[0], edges[-1])
         top = 1.3 * axes.get_ylim()[1]
         axes.set_ylim(0, top)
-        for name, raised in (("p50", 1.0), ("p95", 0.92), ("p99", 0.84)):
+        for name, raised in (("p50", 0.84), ("p95", 0.92), ("p99", 1.0)):
             if (value := gaps.get(name)) is None:
                 continue
-            place = _place(value, lower, bars)
-            axes.vlines(place, 0, top * raised, color=SECOND, linewidth=1.2, linestyle=(0, (3, 2)))
-            far = place > 0.75 * len(bars)
-            side = _Side(-4, -2, "right", "top") if far else _Side(4, -2, "left", "top")
-            _note(axes, f"{name} {value:.3g}", (place, top * raised), side, TEXT)
-        every = max(1, -(-len(bars) // 6))
-        shown = range(0, len(bars), every)
-        axes.set_xticks([n + 1 for n in shown], [f"{bars[n][0]:.3g}" for n in shown])
-        axes.set_xlim(0, len(bars))
-        axes.set_xlabel("milliseconds between two tokens (upper edge)")
+            axes.vlines(value, 0, top * raised, color=SECOND, linewidth=1.2, linestyle=(0, (3, 2)))
+            share = math.log(value / lower[0]) / math.log(edges[-1] / lower[0])
+            side = _Side(-4, 0, "right", "top") if share > 0.3 else _Side(4, 0, "left", "top")
+            _note(axes, f"{name} {words.number(value, 0 if value >= 100 else 1)}", (value, top * raised), side, TEXT)
+        shown = _ticks(lower[0], edges[-1])
+        axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
+        axes.set_xticks([], minor=True)
+        axes.set_xlabel("milliseconds between two tokens")
         axes.set_ylabel("share, %")
 
     rows = [(words.number(bar[0], 2), str(bar[1]), f"{100 * bar[1] / total:.1f}") for bar in bars]
@@ -342,12 +342,15 @@ def _room(axes: Axes, *series: Sequence[float | None]) -> None:
     axes.margins(x=0.08)
 
 
-def _place(value: float, lower: Sequence[float], bars: Sequence[tuple[float, int]]) -> float:
-    """Where a value lies on the axis of equally wide bars."""
-    for n, (edge, _) in enumerate(bars):
-        if value <= edge:
-            return n + (value - lower[n]) / (edge - lower[n]) if edge > lower[n] else float(n)
-    return float(len(bars))
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers between two ends of a logarithmic axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    if high < 10 * low:
+        return [float(tick) for tick in MaxNLocator(5).tick_values(low, high) if low <= tick <= high]
+    decades = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    steps = (1,) if high > 1000 * low else (1, 3)
+    return [step * decade for decade in decades for step in steps if low <= step * decade <= high]
 
 
 def _svg(picture: _Picture) -> str:

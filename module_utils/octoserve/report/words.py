@@ -271,10 +271,16 @@ def _coherence(summary: Mapping[str, Any], cause: Mapping[str, Any]) -> Verdict:
             ask_again(summary),
         )
     if silent:
+        sentence = _first(silent, coherence["total"], "could not be judged", "could not be judged")
+        if all(_without_limit(case) for case in silent):
+            step = "Where this is the first deploy of the profile, let it set the limits, once:"
+            command = f"ansible-playbook site.yml -i {summary['inventory'] or '…'} -e gates_bootstrap=true"
+            return Verdict(UNKNOWN, "Its perplexity has no limit yet", sentence, step, command)
+        everything = len(silent) == len(coherence["cases"])
         return Verdict(
             UNKNOWN,
-            "The model could not be asked",
-            _first(silent, coherence["total"], "was not answered", "were not answered"),
+            "The model could not be asked" if everything else "Some cases could not be judged",
+            sentence,
             "See whether the service runs and what it logs, then ask again:",
             f"journalctl --unit=octoserve-{summary.get('instance') or 'main'} --lines=100",
         )
@@ -337,6 +343,12 @@ def _chapter(summary: Mapping[str, Any], cause: Mapping[str, Any]) -> Verdict:
 def _reached(cause: Mapping[str, Any]) -> str:
     """What the task said that the failure began with, in a sentence."""
     return cut(str(cause.get("message") or "")) or (f"The task “{cause['name']}” failed." if cause.get("name") else "")
+
+
+def _without_limit(case: Mapping[str, Any]) -> bool:
+    """Whether a text was scored, and only a limit to hold it to is missing."""
+    found = case.get("measured") or {}
+    return found.get("perplexity") is not None and found.get("limit") is None
 
 
 def _first(cases: Sequence[Mapping[str, Any]], total: int, one: str, many: str) -> str:
