@@ -100,8 +100,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core ships 
             run.failed = bool(counts["failures"] or counts["unreachable"])
             try:
                 folder = evidence.write(run, reports, ROOT / "templates/report.html.j2", self._secrets.get(host, ()))
-            except OSError as error:
-                self._display.error(f"no report of {host}: {error}; wanted to write below {reports}")
+            except Exception as error:  # a fault in one report must not cost the others
+                self._display.error(f"no report of {host}: {error!r}; wanted to write it below {reports}")
                 continue
             self._display.display(f"report: {folder / 'report.html'} ({verdict(run)})")
 
