@@ -4,15 +4,16 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 STACK ?= vllm-0.32.0
 STACK_VENV := $(CURDIR)/.cache/stacks/$(STACK)-cpu
+GATES := PYTHONPATH=module_utils:tests/patches OCTOSERVE_STACK=$(STACK) OCTOSERVE_STACK_VENV=$(STACK_VENV) python -m
 
-.PHONY: demo test lint unit molecule test-patches test-stacks test-demo-patches test-gpu bench patches-import patches-export stack-new clean lock controller tools
+.PHONY: demo test lint unit molecule test-patches test-gates test-gates-short test-stacks test-demo-patches test-gpu bench patches-import patches-export stack-new clean lock controller tools
 
 demo: controller  ## the main job, on a host made on this machine
 	ansible-playbook playbooks/sandbox.yml -i inventory/sandbox
 	ansible-playbook site.yml -i inventory/sandbox
 	@echo "It serves on: curl http://127.0.0.2:8000/v1/models   Its host: ssh -i .cache/sandbox/id_ed25519 -p 2222 admin@127.0.0.2"
 
-test: lint unit test-patches molecule  ## all that needs no GPU
+test: lint unit test-patches test-gates-short molecule  ## all that needs no GPU
 	@scripts/stale_results.py
 
 lint: tools  ## ansible-lint, yamllint, ruff, mypy
@@ -31,6 +32,17 @@ molecule: tools  ## scenarios in the sandbox
 test-patches: tools  ## the patched stack against transformers, and without each patch
 	PYTHONPATH=module_utils python scripts/stack_venv.py $(STACK) cpu $(STACK_VENV)
 	OCTOSERVE_STACK=$(STACK) OCTOSERVE_STACK_VENV=$(STACK_VENV) pytest tests/patches
+
+test-gates-short: tools  ## real vLLM: a healthy server and three broken ones; the parsers; a scripted server
+	PYTHONPATH=module_utils python scripts/stack_venv.py $(STACK) cpu $(STACK_VENV)
+	OCTOSERVE_STACK=$(STACK) OCTOSERVE_STACK_VENV=$(STACK_VENV) pytest tests/gates
+
+test-gates: test-gates-short  ## every mutant, fifty healthy runs of two models, throughput's own power (long; leaves results to commit)
+	$(GATES) tests.gates.power
+	$(GATES) tests.gates.healthy
+	$(GATES) tests.gates.table
+	$(GATES) tests.gates.throughput_power
+	$(GATES) tests.gates.throughput_beside_vllm
 
 test-stacks: tools  ## the proofs on the other stacks (long; leaves results to commit)
 	PYTHONPATH=module_utils:scripts python tests/stacks/proofs.py $(filter-out $(STACK),$(notdir $(wildcard files/patches/*)))
