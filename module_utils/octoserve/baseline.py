@@ -30,8 +30,8 @@ from . import atomic, chi_squared, student_t
 MIN_STARTS = 3
 ALPHA = 0.01  # share of healthy starts that raise an alarm
 PRIOR_STDEV = 0.01  # of the mean, between starts of one host
-PRIOR_FREEDOM = 20
-PRIOR_ALPHA = 0.005
+PRIOR_FREEDOM = 30
+PRIOR_ALPHA = 0.001
 CAUGHT = 1.6449  # quantile 0.95 of the normal distribution: the share of slow starts that are caught
 
 

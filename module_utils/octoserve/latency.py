@@ -30,7 +30,7 @@ def describe_ms(seconds: Sequence[float]) -> dict[str, Any]:
     counts: dict[int, int] = {}
     for value in seconds:
         # Two reads of one moment differ by less than the shortest bin shows.
-        edge = math.ceil(BINS_PER_DECADE * math.log10(max(1000 * value, 0.01)))
+        edge = math.ceil(BINS_PER_DECADE * math.log10(max(1000 * value, 0.1)))
         counts[edge] = counts.get(edge, 0) + 1
     histogram = [
         [round(10 ** (edge / BINS_PER_DECADE), 4), counts.get(edge, 0)]

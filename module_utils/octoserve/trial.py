@@ -19,7 +19,8 @@ from .openai_api import Chunk, join_chunks
 FASTEST_GAP_S, BURST_SHARE = 0.0002, 0.25
 # Tokens that are in `usage` without text: the end of the answer and of its reasoning.
 SILENT_TOKENS = 4
-TRIM = 0.25  # share of the trials that the steady rate leaves out at either end
+# The steady rate cuts each trial into so many pieces and leaves out this share of all pieces at either end.
+PIECES, TRIM = 3, 0.25
 
 
 class MeasurementError(Exception):
@@ -44,7 +45,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class SteadyRate:
-    """What a start usually decodes, in tokens per second; ``stderr`` None where one trial shows no spread."""
+    """What a start usually decodes, in tokens per second; ``stderr`` None where one piece shows no spread."""
 
     mean: float
     stderr: float | None
@@ -109,33 +110,34 @@ def measure(chunks: Sequence[Chunk], bursts: bool = False) -> Trial:
     )
 
 
+def pieces(chunks: Sequence[Chunk]) -> list[float]:
+    """Seconds a token of each piece of a stream; the pieces have the same number of events."""
+    times, tokens = event_times(chunks), measure(chunks).completion_tokens
+    count = min(PIECES, len(times) - 1)
+    edges = [round(n * (len(times) - 1) / count) for n in range(count + 1)]
+    return [(times[b] - times[a]) / (b - a) / tokens * len(times) for a, b in zip(edges, edges[1:])]
+
+
 def steady_rate(streams: Sequence[Sequence[Chunk]]) -> SteadyRate:
     """The decode rate of a start that single disturbances do not move; every stream must measure.
 
-    Of all streams together the slowest gaps are left out, one for every second stream: a stall hits single trials,
-    and one that hits most of them still counts. Then the mean without the slowest and the fastest quarter of the
-    trials, with its standard error from Winsorized deviations (Tukey and McLaughlin, Sankhya A 25, 1963).
+    From the mean time of the middle half of all streams' pieces: a stall hits single pieces, and one that hits every
+    stream still counts. Pieces and not gaps, because an event that is only delivered late is made up for by the next.
     """
-    waits = [gaps(chunks) for chunks in streams]
-    everything = sorted((wait, n) for n, each in enumerate(waits) for wait in each)
-    slowest = everything[len(everything) - min(len(streams) // 2, len(everything) - len(streams)) :]
-    rates = []
-    for n, chunks in enumerate(streams):
-        left_out = [wait for wait, owner in slowest if owner == n]
-        kept, seconds = len(waits[n]) - len(left_out), sum(waits[n]) - sum(left_out)
-        trial = measure(chunks)
-        whole = kept < 1 or seconds <= 0
-        rates.append(trial.decode_tok_s if whole else trial.completion_tokens / trial.events * kept / seconds)
-    return trimmed_mean(rates)
+    mean, stderr = trimmed_mean([piece for chunks in streams for piece in pieces(chunks)])
+    return SteadyRate(1 / mean, None if stderr is None else stderr / mean**2)
 
 
-def trimmed_mean(values: Sequence[float]) -> SteadyRate:
-    """Mean without a quarter of the values at either end, and its standard error."""
+def trimmed_mean(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean without a quarter of the values at either end, and its standard error (None for one value).
+
+    The error comes from Winsorized deviations (Tukey and McLaughlin, Sankhya A 25, 1963).
+    """
     ordered, cut = sorted(values), int(TRIM * len(values))
     kept = ordered[cut : len(ordered) - cut]
     mean = statistics.fmean(kept)
     if len(kept) < 2:
-        return SteadyRate(mean, None)
+        return mean, None
     winsorized = [kept[0]] * cut + kept + [kept[-1]] * cut
     squares = statistics.variance(winsorized) * (len(ordered) - 1)
-    return SteadyRate(mean, math.sqrt(squares / (len(kept) * (len(kept) - 1))))
+    return mean, math.sqrt(squares / (len(kept) * (len(kept) - 1)))

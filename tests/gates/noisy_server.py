@@ -5,7 +5,7 @@
 
 Prints its port, then serves on 127.0.0.1 until its stdin ends. One loop in one process, so that many streams at once
 cost little. What a server would do is in the model's name, so that many different ones answer side by side:
-`seed=7,rate=57,cv=0.1,start_sd=0.01,slowdown=0.05,stalls=0.2,stall_s=0.2,ttft_s=0.08`.
+`rate=57.0,cv=0.1,stalls=0.2,stall_s=0.2,ttft_s=0.08`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,12 @@ SHORTEST_GAP = 0.05  # of the mean: a normal distribution has a tail below zero
 
 @dataclass(frozen=True)
 class Noise:
-    """One start of a server. ``rate``: tokens a second; ``cv`` of each token's time; ``start_sd``: of the rate between
-    starts; ``slowdown``: share that this start is slower; ``stalls``: share of the answers that have a stall of
-    ``stall_s`` seconds.
+    """How a server answers. ``rate``: tokens a second, 0 for at once; ``cv`` of each token's time; ``stalls``: share of
+    the answers that have a stall of ``stall_s`` seconds.
     """
 
-    seed: int = 0
     rate: float = 57.0
     cv: float = 0.1
-    start_sd: float = 0.01
-    slowdown: float = 0.0
     stalls: float = 0.2
     stall_s: float = 0.2
     ttft_s: float = 0.08
@@ -47,24 +43,21 @@ class Noise:
         """The model's name that asks for it."""
         return ",".join(f"{item.name}={getattr(self, item.name)!r}" for item in fields(self))
 
-    @property
-    def rate_of_start(self) -> float:
-        """Tokens a second of this start."""
-        return self.rate * (1 - self.slowdown) * random.Random(self.seed).gauss(1, self.start_sd)
+
+#: A server that never hesitates.
+EXACT = Noise(cv=0, stalls=0)
 
 
 def parse(name: str) -> Noise:
-    """The start that a model's name asks for."""
-    given = dict(part.split("=") for part in name.split(","))
-    seed = int(given.pop("seed"))
-    return Noise(seed, **{key: float(value) for key, value in given.items()})
+    """What a model's name asks for."""
+    return Noise(**{key: float(value) for key, value in (part.split("=") for part in name.split(","))})
 
 
 def schedule(noise: Noise, tokens: int, chosen: random.Random) -> list[float]:
-    """When each token is due, in seconds after the request. Rate 0: at once."""
+    """When each token is due, in seconds after the request."""
     if noise.rate == 0:
         return [0.0] * tokens
-    mean = 1 / noise.rate_of_start
+    mean = 1 / noise.rate
     stalled = chosen.randrange(1, tokens) if tokens > 1 and chosen.random() < noise.stalls else -1
     at, due = noise.ttft_s, []
     for n in range(tokens):

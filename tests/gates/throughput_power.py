@@ -4,8 +4,9 @@
     PYTHONPATH=module_utils python -m tests.gates.throughput_power [--healthy N] [--slow N] [--streams N]
 
 Every start is the gate's own code on real sockets against the scripted server of noisy_server.py: tokens at about 57
-a second whose times vary by 10 %, starts that differ by 1 %, stalls of 200 ms in a fifth of the trials. Many starts run
-side by side, since they mostly wait. Then each start is judged by histories that are drawn from the other healthy
+a second whose times vary by 10 %, stalls of 200 ms in a fifth of the trials, starts that differ by 1 %: their rates are
+the quantiles of a normal distribution, so that no luck of the draw is left. Many starts run side by side, since they
+mostly wait. Then each start is judged by histories that are drawn from the other healthy
 starts, with the gate's own test. Also measured: what the load generator can read.
 
 A long suite (20 minutes on two cores); writes tests/gates/throughput_power.json. Ends 0 only where at most 1 % of the
@@ -33,7 +34,7 @@ from octoserve.baseline import Start
 from octoserve.openai_api import Client
 
 from tests.gates import noisy_server
-from tests.gates.noisy_server import Noise
+from tests.gates.noisy_server import EXACT, Noise
 
 ROOT = Path(__file__).parents[2]
 RESULT = Path(__file__).with_suffix(".json")
@@ -50,6 +51,16 @@ HISTORIES = 200  # drawn for each start that is judged
 RESAMPLES = 2000
 PROCESSES = 2
 SEED = 20261130
+RATE, START_SD = 57.0, 0.01
+WITHIN = 0.003  # what 20 trials of 100 tokens leave of a CV of 10 %
+
+
+def starts_of(count: int, slowdown: float = 0.0) -> list[Noise]:
+    """So many starts of one host, in random order."""
+    rate = RATE * (1 - slowdown)
+    host = statistics.NormalDist(rate, START_SD * rate)
+    starts = [Noise(rate=host.inv_cdf((n + 0.5) / count)) for n in range(count)]
+    return random.Random(SEED + count).sample(starts, count)
 
 
 def measure_start(url: str, noise: Noise) -> dict[str, Any]:
@@ -142,6 +153,28 @@ def table(healthy: Sequence[dict[str, Any]], slow: Sequence[dict[str, Any]], val
     }
 
 
+def hosts_that_vary(hosts: int = 1500) -> dict[str, dict[str, float]]:
+    """False alarms by how much the starts of a host really differ, simulated start after start as the gate keeps."""
+    chosen = random.Random(SEED)
+    ages = ((3, 5), (5, 10), (10, 20), (20, 40))
+    found = {}
+    for sd in (0.005, 0.01, 0.015, 0.02, 0.03):
+        raised: dict[tuple[int, int], list[bool]] = {age: [] for age in ages}
+        for _ in range(hosts):
+            history: list[Start] = []
+            for n in range(ages[-1][1]):
+                rate = RATE * chosen.gauss(1, sd) * chosen.gauss(1, WITHIN)
+                alarm = gates_test(history, Start("now", "", "", rate, TRIALS))
+                history.append(Start(str(n), "", "", rate, TRIALS, RATE * WITHIN, alarm))
+                for age in ages:
+                    if age[0] <= n < age[1]:
+                        raised[age].append(alarm)
+        found[f"{sd:.1%}"] = {
+            f"{low} to {high - 1}": round(statistics.fmean(raised[low, high]), 4) for low, high in ages
+        }
+    return found
+
+
 def spread(found: Sequence[dict[str, Any]], value: str) -> dict[str, float]:
     """Mean and relative standard deviation of the starts."""
     values = [one[value] for one in found]
@@ -154,14 +187,12 @@ def generators_limit() -> dict[str, Any]:
     steps = []
     with noisy_server.serve() as url:
         for streams in (32, 64, 128, 192, 256):
-            noise = Noise(cv=0, start_sd=0, stalls=0)
-            done = load.run(Client(url, noise.name), [load.Prompt("go", 200)] * streams, streams)
+            done = load.run(Client(url, EXACT.name), [load.Prompt("go", 200)] * streams, streams)
             rates = [trial.measure(answer.chunks, bursts=True).decode_tok_s for answer in done.answers]
             waits = [wait for answer in done.answers for wait in trial.gaps(answer.chunks)]
             steps.append({"streams": streams, **_load(done.cost), "decode_tok_s": round(statistics.fmean(rates), 3)})
             steps[-1]["itl_ms"] = latency.percentiles_ms(waits)
-        fast = Noise(rate=0, cv=0, start_sd=0, stalls=0, ttft_s=0)
-        done = load.run(Client(url, fast.name), [load.Prompt("go", 20000)] * 8, 8)
+        done = load.run(Client(url, Noise(rate=0, ttft_s=0).name), [load.Prompt("go", 20000)] * 8, 8)
     return {"paced_at_57_tok_s": steps, "unpaced": _load(done.cost)}
 
 
@@ -180,14 +211,13 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--healthy", type=int, default=600)
     arguments.add_argument("--slow", type=int, default=400)
-    arguments.add_argument("--streams", type=int, default=40, help="starts side by side")
+    arguments.add_argument("--streams", type=int, default=60, help="starts side by side")
     arguments.add_argument("--result", type=Path, default=RESULT)
     options = arguments.parse_args()
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
     began = time.monotonic()
     limit = generators_limit()
-    starts = [Noise(seed=SEED + n) for n in range(options.healthy)]
-    starts += [Noise(seed=SEED - 1 - n, slowdown=SLOWDOWN) for n in range(options.slow)]
+    starts = starts_of(options.healthy) + starts_of(options.slow, SLOWDOWN)
     order = random.Random(SEED).sample(range(len(starts)), len(starts))  # both kinds meet the same disturbances
     measured = dict(zip(order, measure_starts([starts[n] for n in order], options.streams)))
     found = [measured[n] for n in range(len(starts))]
@@ -202,7 +232,7 @@ def main() -> int:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "cores": os.cpu_count(),
         "seconds": round(time.monotonic() - began),
-        "server": {**vars(Noise()), "seed": "one a start"},
+        "server": {**vars(Noise()), "start_sd": START_SD},
         "slowdown": SLOWDOWN,
         "trials": TRIALS,
         "side_by_side": options.streams,
@@ -219,6 +249,7 @@ def main() -> int:
             "history alone, steady rate": table(healthy, slow, "steady", plain_test),
             "history alone, mean of the trials": table(healthy, slow, "plain", plain_test),
         },
+        "false_alarms_of_hosts_that_vary_by": hosts_that_vary(),
         "held": held,
         "steady_tok_s": {
             name: " ".join(f"{one['steady']:.3f}" for one in some)
