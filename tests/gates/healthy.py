@@ -49,7 +49,7 @@ STARTS: dict[str, tuple[Start, ...]] = {
         Start("two requests at once", {"max-num-seqs": 2, "seed": 11}),
         Start("preempted", {"num-gpu-blocks-override": 37, "max-model-len": 560, "max-num-seqs": 16, "seed": 12}),
         Start("compiled", {"enforce-eager": False, "seed": 13}),
-        Start("bfloat16", {"dtype": "bfloat16", "seed": 14}),
+        Start("started again", {"max-num-seqs": 5, "seed": 14}),
     ),
     "smollm2": (
         Start("as it is served"),

@@ -108,7 +108,7 @@ def server(
     port = free_port()
     command = [str(PYTHON), "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
     command += [*unit_file.arguments(options), "--host", ADDRESS, "--port", str(port)]
-    log = log or WORK / "server.log"
+    log = log or WORK / f"server-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as out:
         process = subprocess.Popen(
