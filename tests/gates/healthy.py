@@ -136,6 +136,7 @@ def runs_of(workshop: Workshop, model: str, start: Start, number: int) -> list[d
             print(f"{model}, {start.name}: ready after {time.monotonic() - began:.0f} s", flush=True)
             for index in missing:
                 content = {"model": model, "start": start.name, "run": index, "options": dict(start.options)}
+                content["gate"] = power.gate()
                 content |= run(url, served, plan(model, start, index))
                 paths[index].parent.mkdir(parents=True, exist_ok=True)
                 atomic.write_text(paths[index], json.dumps(content))

@@ -4,8 +4,8 @@
     PYTHONPATH=module_utils:tests/patches python -m tests.gates.power [--only TEXT] [--again]
 
 A long suite (about half a minute a mutant on two idle cores). Each result is kept in .cache/gates at once, so that an
-interrupted run goes on where it was; a mutant is asked again where it, the suite, the gate or the stack has changed.
-Writes tests/gates/mutants.json with the commit. Ends 0 only where every mutant was caught by the gate's judgement and
+interrupted run goes on where it was; a mutant is asked again where it, the suite or the stack has changed. Each row names
+the digest of the code that judged. Writes tests/gates/mutants.json with the commit. Ends 0 only where every mutant was caught by the gate's judgement and
 every control passed.
 """
 
@@ -31,13 +31,13 @@ from tests.gates.serving import ROOT, STACK, WORK
 
 RESULT = HERE / "mutants.json"
 #: What a result speaks of. Of the gate, what judges.
-GATE = ("agreement", "answer_checks", "coherence", "coherence_suite", "haystack", "openai_api", "prose", "scoring")
+GATE = ("agreement", "answer_checks", "coherence", "coherence_suite", "haystack", "prose", "scoring", "statements")
 COVERS = [
     f"files/patches/{STACK}",
     "files/gates/tiny_glm.yml",
     "files/profiles/tiny_glm.yml",
     "tests/fixtures/tiny_glm",
-    *(f"module_utils/octoserve/{name}.py" for name in (*GATE, "statements")),
+    *(f"module_utils/octoserve/{name}.py" for name in GATE),
     *(
         f"tests/gates/{name}"
         for name in ("deployments.py", "models.py", "mutants.yml", "smollm2.yml", "smollm2_suite.yml")
@@ -68,7 +68,7 @@ def judge(mutant: Mutant, result: dict[str, Any]) -> dict[str, Any]:
 
 def told(mutant: Mutant) -> dict[str, Any]:
     """What a result says of its mutant."""
-    return {"group": mutant.group, "model": mutant.model, "control": mutant.control}
+    return {"group": mutant.group, "model": mutant.model, "control": mutant.control, "gate": gate()}
 
 
 def ask(workshop: Workshop, mutant: Mutant) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def kept(mutant: Mutant) -> Path:
 
 
 def texts(model: str) -> list[str]:
-    """What the gate asks and judges by."""
+    """What is asked of which stack."""
     suite = [
         ROOT / "files/gates/tiny_glm.yml",
         ROOT / "files/profiles/tiny_glm.yml",
@@ -102,8 +102,13 @@ def texts(model: str) -> list[str]:
     ]
     if model != "tiny_glm":
         suite = [HERE / f"{model}.yml", HERE / f"{model}_suite.yml", HERE / "models.py"]
-    gate = [ROOT / f"module_utils/octoserve/{name}.py" for name in GATE]
-    return [path.read_text(encoding="utf-8") for path in [*suite, *gate, serving.SERIES / "series.yml"]]
+    return [path.read_text(encoding="utf-8") for path in [*suite, serving.SERIES / "series.yml"]]
+
+
+def gate() -> str:
+    """The gate's code that judges: a digest, which each row holds."""
+    texts = [(ROOT / f"module_utils/octoserve/{name}.py").read_bytes() for name in GATE]
+    return hashlib.sha256(b"".join(texts)).hexdigest()[:12]
 
 
 def versions() -> dict[str, str]:
@@ -127,7 +132,7 @@ def commit() -> dict[str, Any]:
 def save(path: Path, found: dict[str, Any]) -> None:
     """Write a result with what it was made on."""
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    head = {**commit(), "date": date, "covers": COVERS, "versions": versions()}
+    head = {**commit(), "date": date, "covers": COVERS, "versions": versions(), "gate": gate()}
     atomic.write_text(path, json.dumps({**head, **found}, indent=1, ensure_ascii=False) + "\n")
 
 
