@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The gate's load generator beside `vllm bench serve`, on the same servers in one run: part of `make test-gates`.
 
-    PYTHONPATH=module_utils python -m tests.gates.throughput_beside_vllm [--rounds N]
+    PYTHONPATH=module_utils:tests/patches python -m tests.gates.throughput_beside_vllm [--rounds N]
 
 Two servers, the scripted one with exact pacing and real vLLM on the CPU with the tiny model. Both tools ask the same
 server at the same moment, so many requests of so many tokens over one stream each, then over four: whatever disturbs

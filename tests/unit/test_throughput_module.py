@@ -46,6 +46,7 @@ def test_a_pass_is_kept_once_and_a_start_measured_again_is_pooled(run: Run, tmp_
     with FakeOpenAiServer(Reply(COUNT, token_s=0.001)) as server:
         found = run(server.url, deployment="0007")
         assert (found["ok"], found["verdict"], found["changed"], found["finished"]) == (True, "pass", True, True)
+        assert bool(found["gpus"]) != bool(found["gpus_reason"]), "clocks, or why there are none"
         again = run(server.url, _job_run=found["job_run"])
         assert again["decode_tok_s"] == found["decode_tok_s"], "asked again about a run, it is told, not measured"
         assert len(server.requests) == 2
