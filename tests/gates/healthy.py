@@ -32,7 +32,7 @@ from tests.gates.serving import WORK
 RESULT = HERE / "healthy.json"
 RUNS = 10  # of each start
 CONCURRENCY = (4, 1, 8, 2, 6, 3, 7, 5)
-BACKGROUND = (0, 3, 0, 6)
+BACKGROUND = (3, 0, 0, 6)
 
 
 @dataclass(frozen=True)

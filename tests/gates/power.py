@@ -5,8 +5,8 @@
 
 A long suite (about half a minute a mutant on two idle cores). Each result is kept in .cache/gates at once, so that an
 interrupted run goes on where it was; a mutant is asked again where it, the suite or the stack has changed. Each row
-names the digest of the code that judged. Writes tests/gates/mutants.json with the commit. Ends 0 only where every mutant
-was caught by the gate's judgement and every control passed.
+names the digest of the code that judged. Writes tests/gates/mutants.json with the commit. Ends 0 only where every
+mutant was caught by the gate's judgement and every control passed.
 """
 
 from __future__ import annotations
