@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable
 
-from octoserve import atomic, prompts, sweep, sweep_plan
+from octoserve import atomic, load, prompts, trial
 from octoserve.openai_api import Client
 
 from tests.gates import deployments, noisy_server, serving
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 RESULT = Path(__file__).with_suffix(".json")
 TOKENIZER = ROOT / "tests/fixtures/tiny_glm"
 COVERS = [
-    *(f"module_utils/octoserve/{name}.py" for name in ("latency", "load", "openai_api", "prompts", "sweep", "trial")),
+    *(f"module_utils/octoserve/{name}.py" for name in ("load", "openai_api", "prompts", "trial")),
     "tests/gates/noisy_server.py",
     "tests/gates/throughput_beside_vllm.py",
 ]
@@ -60,19 +60,24 @@ def sizing_of(client: Client, writer: prompts.Writer) -> prompts.Sizing:
 
 
 def ours(client: Client, concurrency: int, writer: prompts.Writer, sizing: prompts.Sizing) -> Numbers:
-    """A point of the gate's sweep."""
-    sizes = [(PROMPT_TOKENS, ANSWER_TOKENS)] * (REQUESTS * concurrency)
-    point = sweep_plan.Point(sweep_plan.CONCURRENCY, concurrency, 0, sizes)
-    found, cost = sweep.run(client, point, LIMIT_S, writer=writer, sizing=sizing, options={})
-    if found["failed"] or found["cut"]:
-        raise RuntimeError(found["reason"])
+    """The gate's load generator and its measure of each stream."""
+    asked = [
+        load.Prompt(writer.text(sizing.words(PROMPT_TOKENS)), ANSWER_TOKENS, {"ignore_eos": True})
+        for _ in range(REQUESTS * concurrency)
+    ]
+    done = load.run(client, asked, concurrency, LIMIT_S)
+    failed = [answer.error for answer in done.answers if answer.error]
+    if failed or len(done.answers) < len(asked):
+        raise RuntimeError(f"{len(asked) - len(done.answers)} requests were not asked, {len(failed)} failed: {failed}")
+    trials = [trial.measure(answer.chunks, bursts=True) for answer in done.answers]
+    span = max(answer.ended for answer in done.answers) - min(answer.started for answer in done.answers)
     return {
-        "ttft_ms": found["ttft_ms"]["p50"],
-        "tpot_ms": 1000 / found["decode_tok_s"],
-        "itl_ms": found["itl_ms"]["p50"],
-        "output_tok_s": found["output_tok_s"],
-        "generator_busy": cost.busy,
-        "generator_starved": cost.starved,
+        "ttft_ms": 1000 * statistics.median(one.ttft_s for one in trials),
+        "tpot_ms": statistics.fmean(1000 / one.decode_tok_s for one in trials),
+        "itl_ms": 1000 * statistics.median(wait for answer in done.answers for wait in trial.gaps(answer.chunks)),
+        "output_tok_s": sum(one.completion_tokens for one in trials) / span,
+        "generator_busy": done.cost.busy,
+        "generator_starved": done.cost.starved,
     }
 
 
