@@ -199,7 +199,8 @@ SETTINGS = ("chat_template_args", "parsers", "perplexity", "bootstrap", "concurr
 
 def main() -> None:
     """Check the suites here, ask in a job."""
-    module = AnsibleModule(argument_spec={**ARGUMENTS, **job.ARGUMENTS}, supports_check_mode=True)
+    # The host's journal gets no arguments: they hold what private cases ask.
+    module = AnsibleModule(argument_spec={**ARGUMENTS, **job.ARGUMENTS}, supports_check_mode=True, no_log=True)
     if IMPORT_ERROR:
         module.fail_json(msg=missing_required_lib("requests"), exception=IMPORT_ERROR)
     ask = module.params

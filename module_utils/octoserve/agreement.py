@@ -19,6 +19,7 @@ from .openai_api import Client, Completion, join_chunks
 
 TOP = 5  # alternatives of a token in which the other answer's token is looked for
 SILENT_TOKENS = 1  # the end of an answer may come without an event of its own
+MEAN_TOKENS = 30  # of fewer, one token moves the mean by more than the bound leaves
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def ask(client: Client, case: Agreement, options: Mapping[str, Any]) -> Agreed:
     asked = {**options, "logprobs": True, "top_logprobs": TOP, "return_token_ids": True}
     whole = client.chat(case.messages, case.max_tokens, **asked)
     streamed = join_chunks(client.stream_chat(case.messages, case.max_tokens, **asked))
-    if reason := well_formed(whole.text) or well_formed(streamed.text):
+    if reason := well_formed(said(whole)) or well_formed(said(streamed)):
         return Agreed(whole, reason)
     if not whole.tokens or len(whole.tokens) != len(whole.token_ids) or not whole.prompt_token_ids:
         return Agreed(
@@ -46,8 +47,11 @@ def ask(client: Client, case: Agreement, options: Mapping[str, Any]) -> Agreed:
     given = list(whole.prompt_token_ids)
     again = client.prompt_logprobs(given + list(whole.token_ids))[len(given) - 1 :]
     apart = scoring.difference([token.logprob for token in whole.tokens], again)
-    measured = {"against_prefill": apart, "bound": vars(case.bound), "tokens": len(whole.tokens), "stream": parted}
-    if not reason and (apart["mean"] > case.bound.mean or apart["max"] > case.bound.max):
+    measured = scoring.told(
+        {"against_prefill": apart, "bound": vars(case.bound), "tokens": len(whole.tokens), "stream": parted}
+    )
+    too_far = len(whole.tokens) >= MEAN_TOKENS and apart["mean"] > case.bound.mean
+    if not reason and (too_far or apart["max"] > case.bound.max):
         reason = (
             "decoded and computed again from its tokens, the answer's log probabilities differ by "
             f"{apart['mean']:.3g} nats on average and {apart['max']:.3g} at most, "
@@ -58,18 +62,25 @@ def ask(client: Client, case: Agreement, options: Mapping[str, Any]) -> Agreed:
 
 def compare(whole: Completion, streamed: Completion, tie: float) -> tuple[str, str]:
     """Why a streamed answer contradicts the whole one (empty: it does not), and where the two part."""
-    if whole.text == streamed.text:
+    if said(whole) == said(streamed):
         return "", "same"
     sent, counted = len(streamed.token_ids), streamed.usage.completion_tokens if streamed.usage else 0
     if sent < counted - SILENT_TOKENS:
-        return f"the stream brought {sent} of {counted} tokens: {streamed.text[:80]!r}", "tokens lost"
+        return f"the stream brought {sent} of {counted} tokens: {said(streamed)[:80]!r}", "tokens lost"
     for number, (token, mine, theirs) in enumerate(zip(whole.tokens, whole.token_ids, streamed.token_ids)):
         if mine != theirs:
             other = streamed.tokens[number].text if number < len(streamed.tokens) else ""
-            if token.logprob - token.top.get(other, -math.inf) <= tie:
+            gap = token.logprob - token.top.get(other, -math.inf)
+            if gap <= tie:
                 return "", f"tie at token {number + 1}"
             return (
-                f"token {number + 1} is {token.text!r} in the whole answer and {other!r} in the stream, no tie",
+                f"token {number + 1} is {token.text!r} in the whole answer and {other!r} in the stream, no tie: "
+                f"{gap:.3g} nats apart",
                 f"token {number + 1}",
             )
-    return f"the same tokens are another text in the stream: {streamed.text[:80]!r}", "same tokens"
+    return f"the same tokens are another text in the stream: {said(streamed)[:80]!r}", "same tokens"
+
+
+def said(answer: Completion) -> str:
+    """Reasoning and answer: of a model that thinks, a short limit may leave no answer, and both are to agree."""
+    return answer.reasoning + answer.text

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from . import agreement, haystack, scoring
@@ -33,6 +34,10 @@ LEAST_OF_NEEDLE = 0.8
 # Tokens that a needle leaves free of the longest context, beside those of its answer.
 SPARE_TOKENS = 16
 PROMPT_TOKENS = 512  # room for the prompt of a question
+# A model that thinks before it answers needs so many more.
+THINKING_TOKENS = 4096
+PROBE_TIMEOUT_S = 60.0
+LOAD_START_S = 120.0  # until every stream of the load has its first token
 LOAD_PROMPT = "Write a long story about a lighthouse keeper, her dog and a storm. Story number {number}."
 LOAD_TOKENS = 256
 
@@ -61,6 +66,12 @@ class Settings:
         found = dict(extra or {})
         template = {**self.chat_template_args, **found.pop("chat_template_kwargs", {})}
         return {**found, "chat_template_kwargs": template} if template else found
+
+    def thinking_tokens(self, options: Mapping[str, Any]) -> int:
+        """Tokens that reasoning may take beside an answer; 0 where nothing parses it or the template is told not to."""
+        template = options.get("chat_template_kwargs", {})
+        off = any(template.get(name) is False for name in ("enable_thinking", "thinking"))
+        return 0 if off or not self.parsers.get("reasoning") else THINKING_TOKENS
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,8 @@ def judge(case: Question, answer: Completion) -> tuple[str, str]:
         return "form", reason
     if answer.finish_reason == "length" and not case.allow_length:
         return "length", f"the answer did not end within {case.max_tokens} tokens"
+    if answer.finish_reason not in ("stop", "length", "tool_calls"):
+        return "end", f"the answer ended with {answer.finish_reason!r}, wanted stop"
     for kind, check in case.checks:
         if reason := check(answer):
             return kind, f"{kind}: {reason}"
@@ -130,12 +143,14 @@ def select(suites: Iterable[Suite], parsers: Mapping[str, str]) -> tuple[list[Ca
     return [case for case in cases if not missing[case.name]], left_out
 
 
-def longer_than_served(cases: Iterable[Case], longest: int | None) -> dict[str, str]:
+def longer_than_served(cases: Iterable[Case], longest: int | None, thinking_tokens: int) -> dict[str, str]:
     """Needles in a context that the server does not take, with the reason."""
     if longest is None:
         return {}
     needles = [case for case in cases if isinstance(case, Needle) and case.tokens]
-    too_long = [case for case in needles if (case.tokens or 0) > longest - case.max_tokens - SPARE_TOKENS]
+    too_long = [
+        case for case in needles if (case.tokens or 0) > longest - case.max_tokens - thinking_tokens - SPARE_TOKENS
+    ]
     return {case.name: f"the server takes {longest} tokens, prompt and answer together" for case in too_long}
 
 
@@ -171,9 +186,11 @@ class Gate:
     def run(self) -> list[Result]:
         """Ask everything; the results in the order of the cases. An answer that cannot be had is no exception."""
         alone = {case.name: self._attempt(case, self._score_alone) for case in self._scores}
-        others = [case for case in self._cases if not isinstance(case, Score)]
+        together = [case for case in self._cases if not isinstance(case, (Score, Needle))]
         with ThreadPoolExecutor(max_workers=max(1, self._settings.concurrency)) as pool:
-            results = {case.name: result for case, result in zip(others, pool.map(self._ask, others))}
+            results = {case.name: result for case, result in zip(together, pool.map(self._ask, together))}
+        # One after another: long prompts only slow each other down.
+        results.update({case.name: self._ask(case) for case in self._cases if isinstance(case, Needle)})
         results.update(self._score_under_load(alone))
         return [results[case.name] for case in self._cases]
 
@@ -192,12 +209,20 @@ class Gate:
         try:
             result = ask(case)
         except ApiError as error:
-            if error.status is None:
+            if error.status is None and not self._answers():
                 self._silent.set()
             result = Result(case, COULD_NOT_RUN, str(error), "no answer")
         result = replace(result, seconds=result.seconds + time.monotonic() - started)
         self._tell(case, result)
         return result
+
+    def _answers(self) -> bool:
+        """Whether the server answers the shortest question: then a request was only too slow."""
+        try:
+            self._client.with_timeout(PROBE_TIMEOUT_S).chat([{"role": "user", "content": "Hello"}], 1)
+        except ApiError:
+            return False
+        return True
 
     def _tell(self, case: Case, result: Result) -> None:
         with self._lock:
@@ -209,9 +234,9 @@ class Gate:
 
     def _question(self, case: Question) -> Result:
         options = self._settings.options(case.options)
-        longest = self._longest
+        longest, wanted = self._longest, case.max_tokens + self._settings.thinking_tokens(options)
         # A server refuses to be asked for more than its context holds.
-        max_tokens = case.max_tokens if longest is None or case.max_tokens < longest - PROMPT_TOKENS else None
+        max_tokens = wanted if longest is None or wanted < longest - PROMPT_TOKENS else None
         if case.stream:
             answer = join_chunks(self._client.stream_chat(case.messages, max_tokens, **options))
         else:
@@ -233,7 +258,8 @@ class Gate:
         def count(prompt: str) -> int:
             return len(self._client.tokenize(messages=[{"role": "user", "content": prompt}], **options))
 
-        room = None if self._longest is None else self._longest - case.max_tokens - SPARE_TOKENS
+        max_tokens = case.max_tokens + self._settings.thinking_tokens(options)
+        room = None if self._longest is None else self._longest - max_tokens - SPARE_TOKENS
         tokens = case.tokens or room
         if tokens is None:
             reason = "the server does not say how long a context it takes"
@@ -243,7 +269,7 @@ class Gate:
         except ValueError as error:
             return Result(case, COULD_NOT_RUN, str(error), "context too short")
         messages = ({"role": "user", "content": prompt},)
-        answer = self._client.chat(messages, case.max_tokens, **options)
+        answer = self._client.chat(messages, max_tokens, **options)
         reason = well_formed(answer.text) or accept([code])(answer.text) or ""
         asked = answer.usage.prompt_tokens if answer.usage else 0
         if not reason and not LEAST_OF_NEEDLE * tokens <= asked <= tokens:
@@ -262,10 +288,10 @@ class Gate:
         limit, missing = self._limit(case)
         found, apart = scoring.perplexity(first), scoring.difference(first, again)
         measured = {
-            "perplexity": found,
+            "perplexity": scoring.told(found),
             "limit": limit,
             "tokens": len(first),
-            "again": apart,
+            "again": scoring.told(apart),
             "under_load": None,
             "bound": vars(case.bound),
             "identity": case.identity,
@@ -297,36 +323,57 @@ class Gate:
         )
 
     def _score_under_load(self, alone: Mapping[str, Result]) -> dict[str, Result]:
-        """Score each text once more while other requests are answered."""
+        """Score each text once more while other answers are under way."""
         results = dict(alone)
-        if self._scored and not self._silent.is_set():
-            with Load(self._client, self._settings):
-                for case in self._scores:
-                    if case.name in self._scored:
-                        results[case.name] = self._attempt(case, lambda case: self._score_again(case, alone[case.name]))
+        if not self._scored or self._silent.is_set():
+            return results
+        with Load(self._client, self._settings) as load:
+            for case in self._scores:
+                before = alone[case.name]
+                if case.name in self._scored:
+                    step = self._attempt(case, partial(self._score_again, before=before, load=load))
+                    # A reason to fail counts more than a second look that could not be had.
+                    worse = step.verdict == COULD_NOT_RUN and before.verdict == FAILED
+                    results[case.name] = before if worse else step
         return results
 
-    def _score_again(self, case: Score, before: Result) -> Result:
+    def _score_again(self, case: Score, before: Result, load: Load) -> Result:
         tokens, first = self._scored[case.name]
-        under_load = scoring.difference(first, self._client.prompt_logprobs(tokens)[-len(first) :])
-        result = replace(before, measured={**(before.measured or {}), "under_load": under_load})
-        reason = exceeds("the text scored alone and under load", under_load, case)
+        streams = load.under_way()
+        apart = scoring.difference(first, self._client.prompt_logprobs(tokens)[-len(first) :])
+        streams = min(streams, load.under_way())
+        measured = {**(before.measured or {}), "under_load": {**scoring.told(apart), "streams": streams}}
+        result = replace(before, measured=measured)
+        reason = exceeds("the text scored alone and under load", apart, case)
         if result.verdict != FAILED and reason:
             return replace(result, verdict=FAILED, reason=reason, fault="under load")
+        if result.verdict == PASSED and not streams:
+            reason = f"no other answer was under way: {load.error or 'the server took one request at a time'}"
+            return replace(result, verdict=COULD_NOT_RUN, reason=reason, fault="no load")
         return result
 
 
 class Load:
-    """``with Load(client, settings):`` keeps as many answers under way as cases are asked at once."""
+    """``with Load(client, settings) as load:`` keeps as many answers under way as cases are asked at once.
+
+    The block begins when each has its first token (or LOAD_START_S have passed).
+    """
 
     def __init__(self, client: Client, settings: Settings) -> None:
-        self._client, self._options = client, settings.options()
+        self._client, self._options = client, settings.options({"ignore_eos": True})
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(max(1, settings.concurrency))]
+        number = max(1, settings.concurrency)
+        self._answering = [threading.Event() for _ in range(number)]
+        self._threads = [threading.Thread(target=self._ask, args=(n,), daemon=True) for n in range(number)]
+        self.error = ""
 
     def __enter__(self) -> Load:
         for thread in self._threads:
             thread.start()
+        deadline = time.monotonic() + LOAD_START_S
+        for thread, answering in zip(self._threads, self._answering):
+            while thread.is_alive() and not answering.wait(0.05) and time.monotonic() < deadline:
+                pass
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -334,13 +381,22 @@ class Load:
         for thread in self._threads:
             thread.join()
 
+    def under_way(self) -> int:
+        """Answers of which tokens come now."""
+        return sum(answering.is_set() for answering in self._answering)
+
     def _ask(self, number: int) -> None:
         messages = [{"role": "user", "content": LOAD_PROMPT.format(number=number)}]
-        while not self._stop.is_set():
-            try:
-                self._client.chat(messages, LOAD_TOKENS, **self._options)
-            except ApiError:  # it is no case: a server that cannot answer is found by the score itself
-                return
+        try:
+            while not self._stop.is_set():
+                for _ in self._client.chunks(messages, LOAD_TOKENS, **self._options):
+                    self._answering[number].set()
+                    if self._stop.is_set():
+                        break
+        except ApiError as error:
+            self.error = str(error)
+        finally:
+            self._answering[number].clear()
 
 
 def exceeds(what: str, apart: Mapping[str, float], case: Score | Agreement) -> str:
@@ -361,7 +417,7 @@ def run(client: Client, suites: Sequence[Suite], settings: Settings, report: Rep
     started = time.monotonic()
     cases, left_out = select(suites, settings.parsers)
     longest = served_length(client)
-    too_long = longer_than_served(cases, longest)
+    too_long = longer_than_served(cases, longest, settings.thinking_tokens(settings.options()))
     left_out += [{"name": name, "reason": reason} for name, reason in too_long.items()]
     cases = [case for case in cases if case.name not in too_long]
     results = Gate(client, cases, settings, longest, report).run()

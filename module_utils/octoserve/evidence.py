@@ -213,4 +213,4 @@ def _rename_free(building: Path, base: Path, name: str) -> Path:
 
 
 def _json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")

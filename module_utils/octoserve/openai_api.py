@@ -163,13 +163,18 @@ def parse_tokens(logprobs: Any) -> tuple[Token, ...]:
     """Read the ``logprobs`` of a chat completion's choice; empty where there are none."""
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     return tuple(
-        Token(
-            str(entry["token"]),
-            float(entry["logprob"]),
-            {str(other["token"]): float(other["logprob"]) for other in entry.get("top_logprobs") or ()},
-        )
+        Token(str(entry["token"]), float(entry["logprob"]), _likeliest(entry.get("top_logprobs") or ()))
         for entry in content or ()
     )
+
+
+def _likeliest(alternatives: Iterable[Body]) -> dict[str, float]:
+    """Log probability of each text; of two tokens with one text (bytes of a character), the likelier."""
+    found: dict[str, float] = {}
+    for other in alternatives:
+        text = str(other["token"])
+        found[text] = max(float(other["logprob"]), found.get(text, -math.inf))
+    return found
 
 
 def merge_tool_calls(deltas: Iterable[Body]) -> tuple[Body, ...]:
@@ -249,6 +254,10 @@ class Client:
         """The same client with another bound on a request. Raises ApiError where the model has to be asked for."""
         return Client(self.base_url, self.model, self._api_key, timeout)
 
+    def with_timeout(self, timeout: float) -> Client:
+        """The same server, asked with another patience (s)."""
+        return Client(self.base_url, self._model, self._api_key, timeout)
+
     @property
     def model(self) -> str:
         """The model's name. Raises ApiError where it has to be asked for and no model is served."""
@@ -318,20 +327,24 @@ class Client:
 
         Raises ApiError, also where the stream dies before ``[DONE]``.
         """
+        return list(self.chunks(messages, max_tokens, **options))
+
+    def chunks(self, messages: Sequence[Message], max_tokens: int | None, **options: Any) -> Iterator[Chunk]:
+        """The same, each chunk as it arrives."""
         body = self._chat_body(messages, max_tokens, options)
         body.update(stream=True, stream_options={"include_usage": True})
         url = self.base_url + "/v1/chat/completions"
         started = time.monotonic()
-        chunks: list[Chunk] = []
+        count = 0
         lines = split_lines(self._blocks("POST", url, body))
         try:
             for payload in sse_payloads(lines):
-                chunks.append(parse_chunk(payload, time.monotonic() - started))
+                yield parse_chunk(payload, time.monotonic() - started)
+                count += 1
             for _ in lines:  # to the end of the response, or the server logs an aborted request
                 pass
         except (EOFError, ValueError, AttributeError, TypeError, KeyError) as error:
-            raise ApiError(url, self._excerpt(f"broken stream after {len(chunks)} chunks: {error}"), HTTP_OK) from error
-        return chunks
+            raise ApiError(url, self._excerpt(f"broken stream after {count} chunks: {error}"), HTTP_OK) from error
 
     def _chat_body(self, messages: Sequence[Message], max_tokens: int | None, options: Mapping[str, Any]) -> Body:
         return self._body(max_tokens, options, messages=list(messages))

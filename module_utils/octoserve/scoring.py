@@ -34,3 +34,10 @@ def difference(first: Sequence[float], second: Sequence[float]) -> dict[str, flo
     apart = [abs(a - b) for a, b in zip(first, second)]
     apart = [value if math.isfinite(value) else math.inf for value in apart]
     return {"mean": math.fsum(apart) / len(apart), "max": max(apart)}
+
+
+def told(value: Any) -> Any:
+    """A measurement as JSON can hold it: a number that is infinite becomes None."""
+    if isinstance(value, Mapping):
+        return {key: told(part) for key, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,9 +16,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from zlib import crc32
+
+from fake_openai_server import QuietServer
 
 Body = dict[str, Any]
 END = "<end>"
@@ -88,8 +90,7 @@ class ScriptedModel:
     @contextmanager
     def serve(self) -> Iterator[str]:
         """Serve on a free port of the loopback interface until the block ends."""
-        server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        server.daemon_threads = True
+        server = QuietServer(("127.0.0.1", 0), self._handler())
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -99,21 +100,26 @@ class ScriptedModel:
             server.server_close()
             thread.join()
 
-    def answer(self, body: Body) -> Answer:
-        """Ask the script; it sees how many requests are under way."""
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request as under way until it is answered."""
         with self._lock:
             self.seen.under_way += 1
         try:
             time.sleep(0.005)  # so that requests of several clients overlap
-            with self._lock:
-                seen = replace(self.seen)
-            made = self.script(body, seen)
-            with self._lock:
-                self.seen.last = made
-            return made
+            yield
         finally:
             with self._lock:
                 self.seen.under_way -= 1
+
+    def answer(self, body: Body) -> Answer:
+        """Ask the script."""
+        with self._lock:
+            seen = replace(self.seen)
+        made = self.script(body, seen)
+        with self._lock:
+            self.seen.last = made
+        return made
 
     def tokenize(self, body: Body) -> Body:
         """vLLM's /tokenize."""
@@ -123,14 +129,9 @@ class ScriptedModel:
     def score(self, body: Body) -> Body:
         """A text completion that asks for nothing but the log probabilities of its prompt."""
         with self._lock:
-            self.seen.under_way += 1
             tokens = [self._words[number] for number in body["prompt"]]
-        try:
-            time.sleep(0.01)
-            shift = self.score_shift(tokens, replace(self.seen))
-        finally:
-            with self._lock:
-                self.seen.under_way -= 1
+            seen = replace(self.seen)
+        shift = self.score_shift(tokens, seen)
         entries: list[Any] = [None]
         for at in range(1, len(tokens)):
             value = logprob(tokens[:at], tokens[at]) + shift
@@ -214,12 +215,16 @@ class ScriptedModel:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with model.request():
+                    self._answer(body)
+
+            def _answer(self, body: Body) -> None:
                 if self.path == "/tokenize":
                     self._send(model.tokenize(body))
                 elif self.path == "/v1/completions":
                     self._send(model.score(body))
                 elif body.get("stream"):
-                    self._stream(model.events(body))
+                    self._stream(model.events(body), 0.002 if body.get("ignore_eos") else 0.0)
                 else:
                     self._send(model.whole(body))
 
@@ -230,12 +235,13 @@ class ScriptedModel:
                 self.end_headers()
                 self.wfile.write(payload)
 
-            def _stream(self, events: Iterator[Body]) -> None:
+            def _stream(self, events: Iterator[Body], pause_s: float) -> None:
                 self.send_response(200)
                 self.send_header("Content-Type", "text/event-stream")
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
                 for event in [*events, None]:
+                    time.sleep(pause_s)
                     text = "[DONE]" if event is None else json.dumps(event)
                     payload = f"data: {text}\n\n".encode()
                     self.wfile.write(f"{len(payload):x}\r\n".encode() + payload + b"\r\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from octoserve.coherence import Settings
 from octoserve.coherence_suite import Suite, parse_suite
 from octoserve.openai_api import Client
 
-from tests.gates.scripted_faults import FAULTS, Fault, script_of
-from tests.gates.scripted_model import ScriptedModel
+from tests.gates.scripted_faults import FAULTS, Fault, healthy, script_of
+from tests.gates.scripted_model import Answer, Body, ScriptedModel, Seen, tokens_of
 
 ROOT = Path(__file__).parents[2]
 LIMITS = {"score-prose": 1.4, "score-code": 1.4, "score-answer": 1.4}  # the healthy script measures 1.28
@@ -36,6 +37,20 @@ def test_a_healthy_server_passes_in_any_order(seed: int) -> None:
     assert found["ok"], coherence.describe(found)
     assert found["total"] == len(suite().cases)
     assert found["left_out"] == []
+
+
+def thinking(body: Body, seen: Seen) -> Answer:
+    """The healthy model, which thinks at length before each answer and is cut where it may not."""
+    right, thoughts = healthy(body, seen), "Let me think about this before I say a word. " * 40
+    allowed = body.get("max_tokens")
+    if allowed is not None and allowed < len(tokens_of(thoughts)):
+        return Answer(reasoning=thoughts[: 4 * allowed], finish_reason="length")
+    return replace(right, reasoning=right.reasoning or thoughts)
+
+
+def test_a_healthy_model_that_thinks_before_each_answer_passes() -> None:
+    found = ask(Fault((), thinking))
+    assert found["ok"], coherence.describe(found)
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from fake_openai_server import COUNT, Body, FakeOpenAiServer, Reply
-from octoserve import perplexity_record
+from octoserve import coherence, perplexity_record
 from octoserve.coherence import PRIVATE, RECORDED_ROOM, Settings, describe, run
 from octoserve.coherence_suite import parse_suite
 from octoserve.openai_api import Client
@@ -96,14 +97,48 @@ def test_an_answer_that_cannot_be_had_is_no_pass(reply: Reply) -> None:
     assert {case["verdict"] for case in found["cases"]} == {"could-not-run"}
 
 
-def test_a_server_that_hangs_is_asked_once() -> None:
+def test_a_server_that_hangs_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coherence, "PROBE_TIMEOUT_S", 0.2)
     document = {"name": "s", "cases": [{**suite()["cases"][0], "name": f"case-{n}"} for n in range(6)]}
     with FakeOpenAiServer(Reply("Paris", ttft_s=3.0)) as server:
         client = Client(server.url, "fake", timeout=0.2)
         found = run(client, [parse_suite(document)], Settings(concurrency=1))
-        assert len(server.requests) == 1  # a hung engine would cost a timeout a case
+        assert (
+            len(server.requests) == 2
+        )  # a hung engine would cost a timeout a case; the second is the shortest question
     assert {case["verdict"] for case in found["cases"]} == {"could-not-run"}
     assert found["cases"][-1]["reason"] == "not asked: a case before it brought no answer"
+
+
+def test_one_slow_answer_does_not_silence_the_rest() -> None:
+    document = {
+        "name": "s",
+        "cases": [{**suite()["cases"][0], "name": name, "prompt": name} for name in ("slow", "b", "c")],
+    }
+
+    def script(body: Body) -> Reply:
+        return Reply("Paris", ttft_s=1.0 if body["messages"][0]["content"] == "slow" else 0.0)
+
+    with FakeOpenAiServer(script) as server:
+        found = run(Client(server.url, "fake", timeout=0.3), [parse_suite(document)], Settings(concurrency=1))
+    assert [case["verdict"] for case in found["cases"]] == ["could-not-run", "pass", "pass"]
+
+
+@pytest.mark.parametrize("reason", ["abort", "content_filter"])
+def test_an_answer_that_was_ended_by_something_else_fails(reason: str) -> None:
+    with FakeOpenAiServer(Reply("Paris", finish_reason=reason)) as server:
+        found = ask(server.url, suite())
+    assert found["cases"][0]["reason"] == f"the answer ended with {reason!r}, wanted stop"
+
+
+def test_a_model_that_thinks_gets_the_tokens_for_it() -> None:
+    parsers = {"reasoning": "glm47"}
+    with FakeOpenAiServer(Reply("Paris", reasoning="France, so:")) as server:
+        ask(server.url, suite(max_tokens=9), parsers=parsers)
+        ask(server.url, suite(max_tokens=9), parsers=parsers, chat_template_args={"enable_thinking": False})
+        ask(server.url, suite(max_tokens=9, chat_template_args={"enable_thinking": True}), parsers=parsers)
+    asked = [request["max_tokens"] for request in server.requests]
+    assert asked == [9 + coherence.THINKING_TOKENS, 9, 9 + coherence.THINKING_TOKENS]
 
 
 def test_a_stream_that_dies_is_no_pass() -> None:
@@ -188,6 +223,52 @@ def measured(shift: float = 0.0, **settings: Any) -> dict[str, Any]:
     model = ScriptedModel(lambda _body, _seen: Answer("A story."), score_shift=lambda _tokens, _seen: shift)
     with model.serve() as url:
         return ask(url, SCORED, **settings)
+
+
+def test_a_text_is_scored_under_a_load_that_is_there() -> None:
+    model = ScriptedModel(lambda _body, _seen: Answer("A story of the sea. " * 40))
+    with model.serve() as url:
+        (case,) = ask(url, SCORED, perplexity={"prose": 1.5}, concurrency=3)["cases"]
+    assert case["verdict"] == "pass", case["reason"]
+    assert case["measured"]["under_load"] == {"mean": 0.0, "max": 0.0, "streams": 3}
+
+
+def test_without_load_there_is_no_pass() -> None:
+    class Refusing(ScriptedModel):
+        """Refuses to stream."""
+
+        def events(self, body: Body) -> Any:
+            yield {"error": {"message": "too many requests"}}
+
+    with Refusing(lambda _body, _seen: Answer("A story.")).serve() as url:
+        (case,) = ask(url, SCORED, perplexity={"prose": 1.5})["cases"]
+    assert case["verdict"] == "could-not-run"
+    assert "no other answer was under way" in case["reason"]
+    assert "too many requests" in case["reason"]
+
+
+def test_a_text_that_failed_alone_stays_failed() -> None:
+    class Short(ScriptedModel):
+        """Scores a prompt twice and then no more."""
+
+        scored = 0
+
+        def score(self, body: Body) -> Body:
+            self.scored += 1
+            return super().score(body) if self.scored <= 2 else {"choices": []}
+
+    model = Short(lambda _body, _seen: Answer("A story."), score_shift=lambda _tokens, _seen: -1.0)
+    with model.serve() as url:
+        (case,) = ask(url, SCORED, perplexity={"prose": 1.5})["cases"]
+    assert case["verdict"] == "fail"
+    assert case["reason"].startswith("perplexity ")
+
+
+def test_numbers_that_are_none_are_told_as_null() -> None:
+    (case,) = measured(-math.inf, perplexity={"prose": 1.5})["cases"]
+    assert case["verdict"] == "fail"
+    assert case["measured"]["perplexity"] is None
+    json.dumps(case, allow_nan=False)
 
 
 def test_without_a_limit_a_text_is_measured_and_no_pass() -> None:

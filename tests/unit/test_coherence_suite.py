@@ -147,6 +147,14 @@ def test_a_suite_may_be_private_as_a_whole() -> None:
     assert [entry.private for entry in parse_suite(document).cases] == [True, False]
 
 
+def test_a_wrong_private_case_is_not_quoted() -> None:
+    document = suite(private=True, prompt="Our secret?", expect={"accept": "A bottle opener"})
+    with pytest.raises(ValueError, match="private, so no more is told") as refused:
+        parse_suite(document)
+    assert "bottle" not in str(refused.value)
+    assert refused.value.__suppress_context__
+
+
 def call(name: str = "get_weather", arguments: str = '{"city": "Paris, France"}', times: int = 1) -> Completion:
     return Completion("", 0.1, tool_calls=({"function": {"name": name, "arguments": arguments}},) * times)
 

@@ -58,8 +58,8 @@ def _throughput(suite: ElementTree.Element, result: Mapping[str, Any]) -> None:
     if line := words.throughput_line(result):
         ElementTree.SubElement(made, "system-out").text = f"{line}{'; ' if result['reason'] else ''}{result['reason']}"
     for point in result.get("points") or []:
-        # Points inform; only the counting prompt decides. One that was cut short or left out is no pass.
-        kind = "" if not point["reason"] else "skipped"
+        # A request that failed keeps the gate from passing. A point that was cut short or left out only informs.
+        kind = "error" if point["failed"] else "skipped" if point["reason"] else ""
         name = words.point_name(point)
         made = _case(
             suite, name, point["seconds"] or 0.0, kind=kind, message=point["reason"], group="throughput.points"

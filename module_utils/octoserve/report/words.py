@@ -93,6 +93,10 @@ def measured(case: Mapping[str, Any]) -> list[tuple[str, str]]:
         if difference := found.get(key):
             bound = found.get("bound")
             pairs.append((f"{name}, logprob difference", _difference(difference, bound)))
+    if difference := found.get("against_prefill"):
+        pairs.append(("decoded and computed again, logprob difference", _difference(difference, found.get("bound"))))
+    if found.get("stream"):
+        pairs.append(("streamed", str(found["stream"])))
     if found.get("prompt_tokens") is not None:
         pairs.append(("prompt tokens", str(found["prompt_tokens"])))
     if found.get("depth") is not None:
