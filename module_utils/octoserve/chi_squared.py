@@ -23,6 +23,7 @@ def exceeds(value: float, freedom: int) -> float:
         else:
             term *= value / (2 * r)
             total += term
-    if odd:
-        return math.erfc(root / math.sqrt(2)) + 2 * density * total
-    return math.sqrt(2 * math.pi) * density * (1 + total)
+    tail = (
+        math.erfc(root / math.sqrt(2)) + 2 * density * total if odd else math.sqrt(2 * math.pi) * density * (1 + total)
+    )
+    return tail if math.isfinite(tail) else 0.0  # the terms overflow only where the tail is nothing

@@ -40,7 +40,7 @@ THROUGHPUT_KEYS = (
     *("steady_tok_s", "itl_ms", "points", "generator", "gpus"),
 )
 # Only in raw/throughput.json: long, and nothing that a script decides by.
-THROUGHPUT_RAW_KEYS = ("details", "completion_tokens", "trials", "warmup", "gpus_reason", "kept")
+THROUGHPUT_RAW_KEYS = ("details", "completion_tokens", "trials", "warmup", "gpus_reason")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ except ImportError:  # said by nvml.session()
     pynvml = None
 
 INTERVAL_S = 0.5
+PATIENCE_S = 10.0  # a call to a card that fell off the bus may hang
 # Bits of NVML's clocks event reasons (nvml.h, nvmlClocksEventReasons) that slow a card down.
 THROTTLE_REASONS = {
     0x04: "power cap",
@@ -48,7 +49,9 @@ class Sampler:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._thread.join()
+        self._thread.join(PATIENCE_S)
+        if self._thread.is_alive():
+            self.reason = f"a card gave no answer within {PATIENCE_S:g} s"
 
     def _run(self) -> None:
         samples: dict[int, list[dict[str, int | None]]] = {}

@@ -9,7 +9,10 @@ from typing import Any
 from . import latency, load, trial
 from .openai_api import Client, join_chunks
 from .prompts import Sizing, Writer
-from .sweep_plan import Point
+from .sweep_plan import TOLERANCE, Point
+
+# Prompts are sized to TOLERANCE; one that is cut by the server is far shorter.
+ALLOWED = 4 * TOLERANCE
 
 
 def left_out(point: Point, reason: str) -> dict[str, Any]:
@@ -28,20 +31,31 @@ def run(
     ]
     done = load.run(client, prompts, point.concurrency, seconds)
     measured, errors = [], []
+    longest = max(answer for _, answer in point.sizes)
     for answer in done.answers:
         if answer.error and not answer.cut:
             errors.append(answer.error)
         elif not answer.cut:
             try:
-                measured.append((answer, trial.measure(answer.chunks, bursts=True)))
+                measured.append((answer, trial.measure(answer.chunks, bursts=True, at_most=longest)))
             except trial.MeasurementError as error:
                 errors.append(str(error))
+    if wrong := other_context(point, [answer for answer, _ in measured]):
+        errors += [wrong] * len(measured)
+        measured = []
     reasons = [f"{len(errors)} of {len(done.answers)} requests failed, the first with: {errors[0]}"] if errors else []
     if len(measured) + len(errors) < len(prompts):
         reasons.append(f"cut short at {seconds:g} s with {len(measured)} of {len(prompts)} requests finished")
     if done.cost.bottleneck:
         reasons.append(f"the load generator was the bottleneck: {done.cost.busy:.0%} of a core")
     return _result(point, done, measured, len(errors), "; ".join(reasons)), done.cost
+
+
+def other_context(point: Point, answers: Sequence[load.Answer]) -> str:
+    """Why prompts were not of the point's context, by the server's own count; empty where they were."""
+    usages = [usage for answer in answers if (usage := join_chunks(answer.chunks).usage)]
+    found = [usage.prompt_tokens for usage in usages if usage.prompt_tokens < (1 - ALLOWED) * point.context_tokens]
+    return f"a prompt of {found[0]} tokens came, wanted {point.context_tokens}" if found else ""
 
 
 def _result(

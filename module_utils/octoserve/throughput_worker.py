@@ -34,7 +34,9 @@ def work(spec: dict[str, Any], secrets: dict[str, Any], progress: job.Progress) 
                 report=lambda name, done, total, unit: progress.phase(f"throughput: {name}", total, unit, done),
             )
         result.update(gpus=sampler.gpus, gpus_reason=sampler.reason)
-        kept = result["verdict"] in (throughput.PASSED, throughput.REGRESSION)
+        # A start that the generator held back would make the next healthy one look fast, and a slow one healthy.
+        spoiled = bool(result["generator"] and result["generator"]["bottleneck"])
+        kept = result["verdict"] in (throughput.PASSED, throughput.REGRESSION) and not spoiled
         if kept:
             history = baseline.append(path, _start(spec, result))
     except (ValueError, OSError) as error:

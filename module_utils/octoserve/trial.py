@@ -68,12 +68,13 @@ def burst_events(times: Sequence[float]) -> int:
     return burst + 1 if burst > BURST_SHARE * len(times) else 0
 
 
-def measure(chunks: Sequence[Chunk], bursts: bool = False) -> Trial:
+def measure(chunks: Sequence[Chunk], bursts: bool = False, at_most: int | None = None) -> Trial:
     """Measure one stream. Raises MeasurementError where usage is missing or contradicts the stream.
 
     The first event holds ``tokens / events`` tokens on average, so ``tokens * (1 - 1 / events)`` came after it: exact
     for one token an event, and without bias where a server sends several. ``bursts``: accept a stream whose
-    beginning came in one piece, as it may where many are read at once; its decode rate says nothing.
+    beginning came in one piece, as it may where many are read at once; its decode rate says nothing. ``at_most``:
+    tokens that were asked for with no regard to the end, of which a parser may hold further ends back.
     """
     answer = join_chunks(chunks)
     times = event_times(chunks)
@@ -87,6 +88,7 @@ def measure(chunks: Sequence[Chunk], bursts: bool = False) -> Trial:
     fewest = events - 1
     without_text = sum(1 for c in chunks if not (c.text or c.reasoning or c.usage or c.finish_reason))
     most = len((answer.text + answer.reasoning).encode()) + max(SILENT_TOKENS, without_text)
+    most = max(most, at_most or 0)
     if not answer.tool_calls and not fewest <= tokens <= most:
         raise MeasurementError(
             f"usage claims {tokens} completion tokens, the stream holds at least {fewest} and at most {most}"

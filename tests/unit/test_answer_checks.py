@@ -163,7 +163,7 @@ def test_late_degeneration_is_found_where_it_begins() -> None:
     ]
     assert long(" ".join(healthy)) is None
     for sick, reason in (
-        ("растения поглощают свет и воду, а затем выделяют кислород", "other scripts"),
+        ("растения поглощают свет и воду, затем выделяют кислород", "other scripts"),
         ("lamp reactor blue Tuesday seven widget tax oxygen carbon green " * 8, "repeats itself"),
         (soup(3) + " " + soup(4) + " " + soup(5), "no prose"),
     ):

@@ -154,6 +154,13 @@ def test_a_request_that_fails_is_counted_and_shown(broken: Reply, reason: str) -
     assert found["output_tok_s"] is not None
 
 
+def test_a_context_that_the_server_cut_is_no_point() -> None:
+    with FakeOpenAiServer(script) as server:
+        found = measure(server, Point(CONTEXT, 1, 4000, [(600, 40)] * 2))
+    assert (found["failed"], found["output_tok_s"]) == (2, None)
+    assert "tokens came, wanted 4000" in found["reason"]
+
+
 def test_a_point_is_cut_at_its_time_and_says_so() -> None:
     slow = Reply(" w" * 50, token_s=0.01)
     with FakeOpenAiServer(slow) as server:

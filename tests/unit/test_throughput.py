@@ -205,6 +205,9 @@ def test_no_regression_is_claimed_where_the_generator_was_the_bottleneck() -> No
     assert (found["ok"], found["verdict"]) == (False, "could-not-run")
     assert "the load generator was the bottleneck (busy 90% of a core" in found["reason"]
     assert verdict(57.0, False, busy)["verdict"] == "pass", "a bottleneck makes nothing faster"
+    below = verdict(49.0, False, busy)
+    assert (below["ok"], below["verdict"]) == (False, "could-not-run")
+    assert "the floor of the profile is 50; but the load generator was the bottleneck" in below["reason"]
 
 
 def test_description_names_numbers_and_alarm() -> None:

@@ -64,6 +64,14 @@ def test_tokens_without_text_are_counted_where_the_server_sent_events_for_them()
         measure([*chunks, ended, Chunk(0.5, usage=Usage(7, 300))])
 
 
+def test_ends_that_a_parser_held_back_count_where_so_many_tokens_were_asked_for() -> None:
+    chunks = [Chunk(0.1 + 0.01 * n, "a") for n in range(5)]
+    stream = [*chunks, Chunk(2.5, finish_reason="length"), Chunk(2.5, usage=Usage(7, 128))]
+    assert measure(stream, at_most=128).completion_tokens == 128
+    with pytest.raises(MeasurementError, match="usage claims 128"):
+        measure(stream, at_most=100)
+
+
 def test_gaps_are_the_times_between_events_with_text() -> None:
     chunks = [Chunk(0.1), Chunk(0.5, "a"), Chunk(0.6, "b"), Chunk(0.65), Chunk(0.9, finish_reason="stop")]
     assert trial.gaps([*chunks, Chunk(1.5, usage=Usage(7, 3))]) == pytest.approx([0.1, 0.3])
