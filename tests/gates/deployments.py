@@ -82,14 +82,15 @@ def load_mutants() -> dict[str, Mutant]:
 
 
 def served(model: str) -> Served:
-    """The tiny model as its profile says, SmolLM2 as tests/gates/smollm2.yml says."""
-    if model == "tiny_glm":
-        options, environment = serving.profile(model)
-        gates = yaml.safe_load((ROOT / f"files/profiles/{model}.yml").read_text(encoding="utf-8"))["gates"]
-        suites = [ROOT / f"files/gates/{suite}.yml" for suite in gates["suites"]]
-        return Served(options, environment, _suites(suites), gates.get("perplexity", {}))
+    """A model as tests/gates/<model>.yml says, the tiny one beside what its profile says."""
     document = yaml.safe_load((HERE / f"{model}.yml").read_text(encoding="utf-8"))
-    return Served(document["options"], {}, _suites([HERE / document["suite"]]), document["perplexity"])
+    suites, limits = [HERE / document["suite"]], document["perplexity"]
+    if model != "tiny_glm":
+        return Served(document["options"], {}, _suites(suites), limits)
+    options, environment = serving.profile(model)
+    gates = yaml.safe_load((ROOT / f"files/profiles/{model}.yml").read_text(encoding="utf-8"))["gates"]
+    suites = [*(ROOT / f"files/gates/{suite}.yml" for suite in gates["suites"]), *suites]
+    return Served(options, environment, _suites(suites), {**gates.get("perplexity", {}), **limits})
 
 
 def _suites(paths: list[Path]) -> tuple[Suite, ...]:

@@ -5,8 +5,9 @@
 
 A long suite: 50 runs for each of two models on real vLLM on the CPU. Several starts with other settings, in each of
 them runs with other orders, concurrency and background load. Each run is kept in .cache/gates at once, so that an
-interrupted suite goes on where it was. Writes tests/gates/healthy.json with the commit, and of each run what came
-closest to its bound. Ends 0 only where no run raised an alarm.
+interrupted suite goes on where it was. A server that dies is no longer healthy: its start is told and not counted.
+Writes tests/gates/healthy.json with the commit, and of each run what came closest to its bound. Ends 0 only where no
+run raised an alarm.
 """
 
 from __future__ import annotations
@@ -140,6 +141,8 @@ def runs_of(workshop: Workshop, model: str, start: Start, number: int, *, collec
                 content = {"model": model, "start": start.name, "run": index, "options": dict(start.options)}
                 content["gate"] = power.JUDGED_BY[:12]
                 content |= run(url, served, plan(model, start, index))
+                if not serving.alive(url):
+                    raise serving.ServerError(f"the server died in run {index}: {serving.tail(serving.log_file())}")
                 paths[index].parent.mkdir(parents=True, exist_ok=True)
                 atomic.write_text(paths[index], json.dumps(content))
                 found = {key: content[key] for key in ("concurrency", "background", "ok", "seconds", "margins")}

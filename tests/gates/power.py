@@ -97,13 +97,9 @@ def kept(mutant: Mutant) -> Path:
 
 def texts(model: str) -> list[str]:
     """What is asked of which stack."""
-    suite = [
-        ROOT / "files/gates/tiny_glm.yml",
-        ROOT / "files/profiles/tiny_glm.yml",
-        ROOT / "tests/patches/mutations.yml",
-    ]
-    if model != "tiny_glm":
-        suite = [HERE / f"{model}.yml", HERE / f"{model}_suite.yml", HERE / "models.py"]
+    suite = [HERE / f"{model}.yml", HERE / f"{model}_suite.yml"]
+    names = ("files/gates/tiny_glm.yml", "files/profiles/tiny_glm.yml", "tests/patches/mutations.yml")
+    suite += [ROOT / name for name in names] if model == "tiny_glm" else [HERE / "models.py"]
     return [path.read_text(encoding="utf-8") for path in [*suite, serving.SERIES / "series.yml"]]
 
 

@@ -108,7 +108,7 @@ def server(
     port = free_port()
     command = [str(PYTHON), "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
     command += [*unit_file.arguments(options), "--host", ADDRESS, "--port", str(port)]
-    log = log or WORK / f"server-{os.getpid()}.log"
+    log = log or log_file()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -128,6 +128,11 @@ def server(
         stop(process)
 
 
+def log_file() -> Path:
+    """Where the output of this process's servers goes."""
+    return WORK / f"server-{os.getpid()}.log"
+
+
 def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     """Wait for the health check. Raises ServerError."""
     deadline = time.monotonic() + START_LIMIT
@@ -138,6 +143,15 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> N
             return
         time.sleep(0.3)
     raise ServerError(f"the server was not ready after {START_LIMIT:.0f} s: {tail(log)}")
+
+
+def alive(url: str) -> bool:
+    """Whether the server says that its engine is well."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=30):
+            return True
+    except OSError:
+        return False
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

