@@ -164,7 +164,7 @@ def main() -> int:
             by = by or row.get("error", "")[:600]
             print(f"{row['outcome']}: {mutant.name} ({row.get('gate_seconds', 0):.0f} s): {by}", flush=True)
     if not arguments.only:
-        save(RESULT, {"mutants": rows})
+        save(RESULT, {"not_asked": sorted(set(mutants) - set(rows)), "mutants": rows})
     wrong = [name for name, row in rows.items() if row["outcome"] not in GOOD and "unseen" not in row]
     print(f"{len(rows)} deployments, {len(wrong)} not as wanted: {wrong}", flush=True)
     return 1 if wrong else 0

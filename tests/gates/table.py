@@ -54,6 +54,11 @@ def render(mutants: Mapping[str, Any], healthy: Mapping[str, Any]) -> str:
         *(f"| {name} | {caught_by(row)} |" for name, row in wrong.items()),
         "",
         *(f"Not caught: {name}: {row['unseen']}." for name, row in unseen.items()),
+        *(
+            [f"Not asked yet: {len(mutants['not_asked'])} more of `tests/gates/mutants.yml`."]
+            if mutants["not_asked"]
+            else []
+        ),
         "",
         *_healthy(healthy),
     ]
