@@ -227,13 +227,8 @@ def main() -> None:
         outcome = job.follow(work, ask["_job_run"], ask["_job_wait"])
     except job.JobError as error:
         module.fail_json(msg=str(error))
-    if outcome.error:
-        module.fail_json(msg=outcome.error, **outcome.reply())
-    if not outcome.finished:
-        module.exit_json(changed=False, **outcome.reply())
-    message = coherence.describe(outcome.result)
-    changed = bool(outcome.result["recorded"])
-    module.exit_json(changed=changed, msg=message, **outcome.reply(), **outcome.result)
+    result = outcome.finish(module)
+    module.exit_json(changed=bool(result["recorded"]), msg=coherence.describe(result), **result)
 
 
 if __name__ == "__main__":

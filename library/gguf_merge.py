@@ -202,12 +202,9 @@ class Merge:
             timeout=params["timeout"],
         )
         outcome = follow(job, params["_job_run"], params["_job_wait"])
-        if outcome.error:
-            self.module.fail_json(msg=outcome.error, **outcome.reply())
-        if not outcome.finished:
-            self.module.exit_json(changed=False, **outcome.reply(), **before)
+        result = outcome.finish(self.module, **before)
         self.remove(self.removable())
-        self.module.exit_json(changed=True, **outcome.reply(), **outcome.result, **before)
+        self.module.exit_json(changed=True, **result, **before)
 
     def first_look(self) -> dict[str, Any]:
         """End the module where no job is needed, or none may run, or none can; else return the diff."""

@@ -208,11 +208,7 @@ def run(module: AnsibleModule) -> None:
         timeout=module.params["timeout"],
     )
     outcome = follow(job, module.params["_job_run"], module.params["_job_wait"])
-    if outcome.error:
-        module.fail_json(msg=outcome.error, **outcome.reply())
-    if not outcome.finished:
-        module.exit_json(changed=False, **outcome.reply(), **before)
-    module.exit_json(changed=True, **outcome.reply(), **outcome.result, **before)
+    module.exit_json(changed=True, **outcome.finish(module, **before), **before)
 
 
 def first_look(module: AnsibleModule, folder: Path, wanted: tuple[Wanted, ...]) -> dict[str, Any]:

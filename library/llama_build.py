@@ -88,11 +88,7 @@ def main() -> None:
         outcome = job.follow(work, params["_job_run"], params["_job_wait"])
     except job.JobError as error:
         module.fail_json(msg=str(error))
-    if outcome.error:
-        module.fail_json(msg=outcome.error, **outcome.reply())
-    if not outcome.finished:
-        module.exit_json(changed=False, **outcome.reply())
-    module.exit_json(changed=True, tool=tool, **outcome.reply(), **outcome.result)
+    module.exit_json(changed=True, tool=tool, **outcome.finish(module))
 
 
 if __name__ == "__main__":

@@ -138,12 +138,8 @@ def main() -> None:
         outcome = job.follow(work, params["_job_run"], params["_job_wait"])
     except (job.JobError, release.ReleaseError) as error:
         module.fail_json(msg=str(error))
-    if outcome.error:
-        module.fail_json(msg=outcome.error, **outcome.reply())
-    if not outcome.finished:
-        module.exit_json(changed=False, **outcome.reply())
     diff = {"before": "", "after": f"{path}\n"}
-    module.exit_json(changed=True, path=str(path), diff=diff, **outcome.reply(), **outcome.result)
+    module.exit_json(changed=True, path=str(path), diff=diff, **outcome.finish(module))
 
 
 if __name__ == "__main__":

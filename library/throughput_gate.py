@@ -274,14 +274,10 @@ def main() -> None:
         outcome = follow(work, params["_job_run"], params["_job_wait"])
     except job.JobError as error:
         module.fail_json(msg=str(error))
-    if outcome.error:
-        module.fail_json(msg=outcome.error, **outcome.reply())
-    if not outcome.finished:
-        module.exit_json(changed=False, **outcome.reply())
-    result = outcome.result
+    result = outcome.finish(module)
     if result["ok"] and result["reason"]:
         module.warn(result["reason"])
-    module.exit_json(changed=result.pop("kept"), msg=throughput.describe(result), **outcome.reply(), **result)
+    module.exit_json(changed=result.pop("kept"), msg=throughput.describe(result), **result)
 
 
 if __name__ == "__main__":

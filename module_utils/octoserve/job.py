@@ -7,11 +7,7 @@ plugin of the same name calls the module again with `_job_run` until it is finis
 
     job = Job("fetch-glm5", "fetch_worker", spec)
     outcome = follow(job, module.params["_job_run"], module.params["_job_wait"])
-    if outcome.error:
-        module.fail_json(msg=outcome.error, **outcome.reply())
-    if not outcome.finished:
-        module.exit_json(changed=False, **outcome.reply())
-    module.exit_json(changed=True, **outcome.reply(), **outcome.result)
+    module.exit_json(changed=True, **outcome.finish(module))
 
 `ARGUMENTS` are the two private arguments that such a module adds to its own. On its first call
 (`_job_run` is None) a module first looks whether there is anything to do at all; when it is called
@@ -123,6 +119,27 @@ class Outcome:
     def reply(self) -> dict[str, Any]:
         """Return the keys that the action plugin reads."""
         return {"finished": self.finished, "job_run": self.run, "progress": self.progress}
+
+    def finish(self, module: Module, **told: Any) -> dict[str, Any]:
+        """Return the result of a job that is done; where it failed or runs, end the module.
+
+        `told` goes into the answer of a module whose job runs.
+        """
+        if self.error:
+            module.fail_json(msg=self.error, **self.reply())
+        if not self.finished:
+            module.exit_json(changed=False, **self.reply(), **told)
+        return {**self.reply(), **self.result}
+
+
+class Module(Protocol):
+    """What is used of an AnsibleModule; both methods end the process."""
+
+    def exit_json(self, **result: Any) -> Any:
+        """Answer and end."""
+
+    def fail_json(self, msg: str, **result: Any) -> Any:
+        """Answer with an error and end."""
 
 
 class Launcher(Protocol):

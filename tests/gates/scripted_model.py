@@ -16,11 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 from zlib import crc32
 
-from fake_openai_server import QuietServer
+from fake_openai_server import EventHandler, QuietServer
 
 Body = dict[str, Any]
 END = "<end>"
@@ -200,51 +199,35 @@ class ScriptedModel:
         made = len(tokens_of(answer.text)) + len(tokens_of(answer.reasoning)) + 20 * len(answer.tool_calls) + 1
         return {"prompt_tokens": len(prompt_tokens(body)), "completion_tokens": made}
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
+    def _handler(self) -> type[EventHandler]:
         model = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
+        class Handler(EventHandler):
+            def answer_get(self) -> None:
+                self._whole({"data": [{"id": "scripted", "max_model_len": model.max_model_len}]})
 
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-            def do_GET(self) -> None:
-                self._send({"data": [{"id": "scripted", "max_model_len": model.max_model_len}]})
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            def answer_post(self, body: Body) -> None:
                 with model.request():
                     self._answer(body)
 
             def _answer(self, body: Body) -> None:
                 if self.path == "/tokenize":
-                    self._send(model.tokenize(body))
+                    self._whole(model.tokenize(body))
                 elif self.path == "/v1/completions":
-                    self._send(model.score(body))
+                    self._whole(model.score(body))
                 elif body.get("stream"):
                     self._stream(model.events(body), 0.002 if body.get("ignore_eos") else 0.0)
                 else:
-                    self._send(model.whole(body))
+                    self._whole(model.whole(body))
 
-            def _send(self, content: Body) -> None:
-                payload = json.dumps(content).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(payload)))
-                self.end_headers()
-                self.wfile.write(payload)
+            def _whole(self, content: Body) -> None:
+                self.send(200, json.dumps(content).encode())
 
             def _stream(self, events: Iterator[Body], pause_s: float) -> None:
-                self.send_response(200)
-                self.send_header("Content-Type", "text/event-stream")
-                self.send_header("Transfer-Encoding", "chunked")
-                self.end_headers()
-                for event in [*events, None]:
+                self.begin_stream()
+                for event in events:
                     time.sleep(pause_s)
-                    text = "[DONE]" if event is None else json.dumps(event)
-                    payload = f"data: {text}\n\n".encode()
-                    self.wfile.write(f"{len(payload):x}\r\n".encode() + payload + b"\r\n")
-                self.wfile.write(b"0\r\n\r\n")
+                    self.event(event)
+                self.end_stream()
 
         return Handler

@@ -69,6 +69,52 @@ class QuietServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+class EventHandler(BaseHTTPRequestHandler):
+    """What fake servers share: whole answers, and streams of events that leave at once."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.answer_get()
+
+    def do_POST(self) -> None:
+        self.answer_post(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def answer_get(self) -> None:
+        raise NotImplementedError
+
+    def answer_post(self, body: Body) -> None:
+        raise NotImplementedError
+
+    def send(self, status: int, payload: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+    def begin_stream(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def event(self, event: Body) -> None:
+        self.raw(f"data: {json.dumps(event)}\n\n".encode())
+
+    def raw(self, payload: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(payload), payload))
+
+    def end_stream(self) -> None:
+        self.raw(b"data: [DONE]\n\n")
+        self.wfile.write(b"0\r\n\r\n")
+
+
 class FakeOpenAiServer:
     """``with FakeOpenAiServer(script) as server``: serves until the block ends; ``requests`` keeps the bodies."""
 
@@ -99,41 +145,26 @@ class FakeOpenAiServer:
         self._server.server_close()
         self._thread.join()
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
+    def _handler(self) -> type[EventHandler]:
         fake = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
+        class Handler(EventHandler):
+            def answer_get(self) -> None:
+                self.send(200, json.dumps({"data": fake.models}).encode())
 
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-            def do_GET(self) -> None:
-                self._send(200, json.dumps({"data": fake.models}).encode())
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            def answer_post(self, body: Body) -> None:
                 fake.requests.append(body)
                 fake.headers.append(dict(self.headers))
                 reply = fake.script(body)
                 if reply.raw_body is not None:
-                    self._send(reply.status, reply.raw_body)
+                    self.send(reply.status, reply.raw_body)
                 elif reply.status != 200:
                     error = {"message": f"refused, key was {self.headers['Authorization']}"}
-                    self._send(reply.status, json.dumps({"error": error}).encode(), reply.headers)
+                    self.send(reply.status, json.dumps({"error": error}).encode(), reply.headers)
                 elif body.get("stream"):
                     self._stream(reply)
                 else:
                     self._whole(reply)
-
-            def _send(self, status: int, payload: bytes, headers: dict[str, str] | None = None) -> None:
-                self.send_response(status)
-                for name, value in (headers or {}).items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(payload)))
-                self.end_headers()
-                self.wfile.write(payload)
 
             def _whole(self, reply: Reply) -> None:
                 time.sleep(reply.ttft_s + reply.token_s * len(reply.tokens))
@@ -142,20 +173,17 @@ class FakeOpenAiServer:
                 answer: Body = {"choices": [choice]}
                 if reply.send_usage:
                     answer["usage"] = reply.usage
-                self._send(200, json.dumps(answer).encode())
+                self.send(200, json.dumps(answer).encode())
 
             def _stream(self, reply: Reply) -> None:
                 started = time.monotonic()
                 sent = [started]
                 fake.sent.append(sent)
-                self.send_response(200)
-                self.send_header("Content-Type", "text/event-stream")
-                self.send_header("Transfer-Encoding", "chunked")
-                self.end_headers()
+                self.begin_stream()
                 if reply.empty_first_chunk:
-                    self._event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+                    self.event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
                 if reply.reasoning:
-                    self._event({"choices": [{"delta": {"reasoning": reply.reasoning}}]})
+                    self.event({"choices": [{"delta": {"reasoning": reply.reasoning}}]})
                 tokens = reply.tokens
                 for first in range(0, len(tokens), reply.tokens_per_chunk):
                     # The moment of the chunk's last token, on one clock: delays do not add up.
@@ -166,24 +194,17 @@ class FakeOpenAiServer:
                         self.connection.shutdown(2)
                         return
                     if reply.error_after is not None and first >= reply.error_after:
-                        self._event({"error": {"message": "engine died", "code": 500}})
+                        self.event({"error": {"message": "engine died", "code": 500}})
                     if reply.comments:
-                        self._raw(b": keep-alive\r\n\r\n")
+                        self.raw(b": keep-alive\r\n\r\n")
                     sent.append(time.monotonic())
-                    self._event({"choices": [{"delta": {"content": "".join(tokens[first:last])}}]})
+                    self.event({"choices": [{"delta": {"content": "".join(tokens[first:last])}}]})
                 wait_until(started + reply.ttft_s + reply.token_s * len(tokens))  # the end token
                 sent.append(time.monotonic())
-                self._event({"choices": [{"delta": {}, "finish_reason": reply.finish_reason}]})
+                self.event({"choices": [{"delta": {}, "finish_reason": reply.finish_reason}]})
                 if reply.send_usage:
                     time.sleep(reply.usage_delay_s)
-                    self._event({"choices": [], "usage": reply.usage})
-                self._raw(b"data: [DONE]\n\n")
-                self.wfile.write(b"0\r\n\r\n")
-
-            def _event(self, event: Body) -> None:
-                self._raw(f"data: {json.dumps(event)}\n\n".encode())
-
-            def _raw(self, payload: bytes) -> None:
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(payload), payload))
+                    self.event({"choices": [], "usage": reply.usage})
+                self.end_stream()
 
         return Handler
