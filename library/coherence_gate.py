@@ -47,16 +47,23 @@ options:
     description: Limit of the perplexity of each scored text, by the name of its case.
     type: dict
     default: {}
+  reference:
+    description:
+      - How likely each token of a scored text is, by the name of its case, each with C(identity), C(perplexity) and
+        C(logprobs). The text's perplexity may lie 5 % above and below, its log probabilities within the C(drift) of the
+        case.
+    type: dict
+    default: {}
   record:
     description:
-      - File on the host with the perplexities of the first deploy. They are the limits (with 5 % of room) of texts that
-        O(perplexity) does not name.
+      - File on the host with what the first deploy measured of each scored text, its reference where O(reference) does
+        not name it.
     type: path
     required: true
   bootstrap:
     description:
-      - Whether this is the first deploy, which has no limits. Where every case passes, the perplexities are recorded in
-        O(record). A text that has a limit or a record keeps it.
+      - Whether this is the first deploy, which has no references. Where every case passes, what was measured is
+        recorded in O(record). A text that has a reference keeps it.
     type: bool
     default: false
   told:
@@ -99,7 +106,7 @@ EXAMPLES = r"""
       enable_thinking: false
     perplexity:
       score-prose: 9.5
-    record: /var/lib/octoserve/baselines/glm5_ud_q4_k_xl__perplexity.json
+    record: /var/lib/octoserve/baselines/glm5_ud_q4_k_xl__reference.json
   register: coherence
   failed_when: not coherence.ok
 """
@@ -152,7 +159,7 @@ bootstrap:
   type: bool
   returned: when finished
 recorded:
-  description: Scored texts whose perplexity was recorded as the limit of later deploys.
+  description: Scored texts that later deploys are held to from now on.
   type: list
   elements: str
   returned: when finished
@@ -171,7 +178,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
 
 try:
-    from ansible.module_utils.octoserve import coherence, coherence_suite, job, perplexity_record
+    from ansible.module_utils.octoserve import coherence, coherence_suite, job, reference
 except ImportError:
     IMPORT_ERROR = traceback.format_exc()
 else:
@@ -186,6 +193,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "chat_template_args": {"type": "dict", "default": {}},
     "parsers": {"type": "dict", "default": {}},
     "perplexity": {"type": "dict", "default": {}},
+    "reference": {"type": "dict", "default": {}},
     "record": {"type": "path", "required": True},
     "bootstrap": {"type": "bool", "default": False},
     "told": {"type": "dict", "default": {}},
@@ -204,13 +212,14 @@ def main() -> None:
     if IMPORT_ERROR:
         module.fail_json(msg=missing_required_lib("requests"), exception=IMPORT_ERROR)
     ask = module.params
-    settings = {key: ask[key] for key in SETTINGS}
     try:
         suites = [coherence_suite.parse_suite(suite) for suite in ask["suites"]]
         cases, left_out = coherence.select(suites, ask["parsers"])
-        perplexity_record.load(Path(ask["record"]))
+        references = reference.check(ask["reference"])
+        reference.load(Path(ask["record"]))
     except (ValueError, OSError) as error:
         module.fail_json(msg=f"the gate cannot be asked: {error}")
+    settings = {**{key: ask[key] for key in SETTINGS}, "references": references}
     if not cases:
         module.fail_json(msg=f"no case applies: {left_out}: a gate that asks nothing proves nothing")
     if module.check_mode:

@@ -19,7 +19,6 @@ from .openai_api import Client, Completion, join_chunks
 
 TOP = 5  # alternatives of a token in which the other answer's token is looked for
 SILENT_TOKENS = 1  # the end of an answer may come without an event of its own
-MEAN_TOKENS = 30  # of fewer, one token moves the mean by more than the bound leaves
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,8 @@ def ask(client: Client, case: Agreement, options: Mapping[str, Any]) -> Agreed:
     measured = scoring.told(
         {"against_prefill": apart, "bound": vars(case.bound), "tokens": len(whole.tokens), "stream": parted}
     )
-    too_far = len(whole.tokens) >= MEAN_TOKENS and apart["mean"] > case.bound.mean
-    if not reason and (too_far or apart["max"] > case.bound.max):
-        reason = (
-            "decoded and computed again from its tokens, the answer's log probabilities differ by "
-            f"{apart['mean']:.3g} nats on average and {apart['max']:.3g} at most, "
-            f"wanted {case.bound.mean:g} and {case.bound.max:g}"
-        )
+    if not reason and (too_far := scoring.exceeds(apart, case.bound, len(whole.tokens))):
+        reason = f"decoded, and computed again from its tokens, the answer's {too_far}"
     return Agreed(whole, reason, measured=measured)
 
 

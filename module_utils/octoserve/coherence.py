@@ -18,7 +18,7 @@ from typing import Any
 
 from . import agreement, haystack, scoring
 from .answer_checks import accept, well_formed
-from .coherence_suite import Agreement, Case, Needle, Question, Score, Suite, check_names
+from .coherence_suite import Agreement, Bound, Case, Needle, Question, Score, Suite, check_names
 from .openai_api import ApiError, Client, Completion, Usage, join_chunks
 
 PASSED = "pass"
@@ -26,8 +26,8 @@ FAILED = "fail"
 COULD_NOT_RUN = "could-not-run"
 PRIVATE = "(private)"
 
-# A recorded perplexity is a limit with this room: quantization kernels of another stack round otherwise.
-RECORDED_ROOM = 1.05
+# A perplexity may lie this far above and below its reference: quantization kernels of another stack round otherwise.
+REFERENCE_ROOM = 1.05
 NEEDLE_SEED = 20
 # A shorter context than this share of the wanted one proves less.
 LEAST_OF_NEEDLE = 0.8
@@ -48,14 +48,16 @@ Report = Callable[[str, int, int], None]
 class Settings:
     """How a suite is asked: what the profile serves with, and what its texts are held to.
 
-    ``perplexity``: limits of the profile by the name of the case; ``recorded``: what a first deploy measured, each with
-    ``perplexity`` and ``identity`` of its text; ``bootstrap``: measure for the first time, where neither is there.
+    ``perplexity``: limits of the profile by the name of the case; ``references``: what the profile brings, and
+    ``recorded``: what the first deploy measured (reference.py); ``bootstrap``: measure for the first time, where
+    nothing is there to be held to.
     ``concurrency``: cases asked at the same time, and streams that are the load. ``order_seed`` shuffles the cases.
     """
 
     chat_template_args: Mapping[str, Any] = field(default_factory=dict)
     parsers: Mapping[str, str] = field(default_factory=dict)
     perplexity: Mapping[str, float | None] = field(default_factory=dict)
+    references: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     recorded: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     bootstrap: bool = False
     concurrency: int = 4
@@ -279,48 +281,68 @@ class Gate:
         return Result(case, FAILED if reason else PASSED, reason, "needle", answer, shown, measured=measured)
 
     def _score_alone(self, case: Score) -> Result:
-        """Score a text twice: its perplexity against the limit, and the second against the first."""
+        """Score a text twice: the first against its limits and its reference, the second against the first."""
         tokens, given = scoring.tokens_of(self._client, case, self._settings.chat_template_args)
         if len(tokens) <= given:
             return Result(case, COULD_NOT_RUN, f"the text has {len(tokens) - given} tokens to score", "no tokens")
         first, again = (self._client.prompt_logprobs(tokens)[given - 1 :] for _ in range(2))
         self._scored[case.name] = (tokens, first)
-        limit, missing = self._limit(case)
+        reference, missing = self._reference(case)
+        lowest, highest = self._limits(case, reference)
+        known = reference["logprobs"] if reference else first
         found, apart = scoring.perplexity(first), scoring.difference(first, again)
+        aligned, drift = len(known) == len(first), scoring.difference(first, known)
         measured = {
             "perplexity": scoring.told(found),
-            "limit": limit,
+            "limit": highest if reference or case.name in self._settings.perplexity else None,
             "tokens": len(first),
+            "logprobs": [scoring.told(round(value, scoring.DIGITS)) for value in first],
+            "drift": scoring.told(drift) if reference and aligned else None,
+            "drift_bound": vars(case.drift),
             "again": scoring.told(apart),
             "under_load": None,
             "bound": vars(case.bound),
-            "identity": case.identity,
+            "identity": case.identity(self._settings.chat_template_args),
         }
-        allowed = case.ceiling if limit is None else min(limit, case.ceiling)
-        if not found <= allowed:
-            reason = f"perplexity {found:.4g}, wanted at most {allowed:.4g}"
-            return Result(case, FAILED, reason, "perplexity", measured=measured)
-        if reason := exceeds("the same text scored twice", apart, case):
-            return Result(case, FAILED, reason, "same twice", measured=measured)
+        faults = {
+            "perplexity": "" if found <= highest else f"perplexity {found:.4g}, wanted at most {highest:.4g}",
+            "other tokens": "" if aligned else f"{len(first)} tokens, in its reference {len(known)}: another tokenizer",
+            "too sure": "" if found >= lowest else f"perplexity {found:.4g}, wanted at least {lowest:.4g}",
+            "drift": differs("the text and its reference", drift, case.drift, len(first)),
+            "same twice": differs("the same text scored twice", apart, case.bound, len(first)),
+        }
+        for fault, reason in faults.items():
+            if reason:
+                return Result(case, FAILED, reason, fault, measured=measured)
         if missing:
             reason = f"measured a perplexity of {found:.4g}, but {missing}"
             return Result(case, COULD_NOT_RUN, reason, "no limit", measured=measured)
         return Result(case, PASSED, measured=measured)
 
-    def _limit(self, case: Score) -> tuple[float | None, str]:
-        """The limit of a text's perplexity, or why there is none."""
-        limit, record = self._settings.perplexity.get(case.name), self._settings.recorded.get(case.name)
-        if limit is not None:
-            return float(limit), ""
-        if record and record["identity"] == case.identity:
-            return float(record["perplexity"]) * RECORDED_ROOM, ""
+    def _reference(self, case: Score) -> tuple[Mapping[str, Any] | None, str]:
+        """What a text was found like when the model was known to be right, or why there is nothing to hold it to."""
+        brought, recorded = (held.get(case.name) for held in (self._settings.references, self._settings.recorded))
+        entry = brought or recorded
+        if entry and entry["identity"] == case.identity(self._settings.chat_template_args):
+            return entry, ""
+        if brought:
+            return None, "the profile's reference (gates.reference) is of another text or template: make it anew"
         if self._settings.bootstrap:
             return None, ""
-        known = "this host's record is of another text" if record else "there is no limit for it yet"
-        return None, (
-            f"{known}: put it into the profile (gates.perplexity.{case.name}), or deploy once with "
-            "gates_bootstrap=true, which records what it measures where every other case passes"
-        )
+        first_deploy = "deploy once with gates_bootstrap=true, which records what it measures where every case passes"
+        if recorded:
+            return None, f"this host's record is of another text or template: {first_deploy}"
+        if case.name in self._settings.perplexity:
+            return None, ""
+        limit = f"put it into the profile (gates.perplexity.{case.name})"
+        return None, f"there is no limit for it yet: {limit}, or {first_deploy}"
+
+    def _limits(self, case: Score, reference: Mapping[str, Any] | None) -> tuple[float, float]:
+        """The lowest and the highest perplexity that a text may have."""
+        limits = [case.ceiling, *(limit for limit in [self._settings.perplexity.get(case.name)] if limit is not None)]
+        if reference is None:
+            return 0.0, min(limits)
+        return reference["perplexity"] / REFERENCE_ROOM, min(*limits, reference["perplexity"] * REFERENCE_ROOM)
 
     def _score_under_load(self, alone: Mapping[str, Result]) -> dict[str, Result]:
         """Score each text once more while other answers are under way."""
@@ -344,7 +366,7 @@ class Gate:
         streams = min(streams, load.under_way())
         measured = {**(before.measured or {}), "under_load": {**scoring.told(apart), "streams": streams}}
         result = replace(before, measured=measured)
-        reason = exceeds("the text scored alone and under load", apart, case)
+        reason = differs("the text scored alone and under load", apart, case.bound, len(first))
         if result.verdict != FAILED and reason:
             return replace(result, verdict=FAILED, reason=reason, fault="under load")
         if result.verdict == PASSED and not streams:
@@ -399,14 +421,10 @@ class Load:
             self._answering[number].clear()
 
 
-def exceeds(what: str, apart: Mapping[str, float], case: Score | Agreement) -> str:
+def differs(what: str, apart: Mapping[str, float], bound: Bound, tokens: int) -> str:
     """The reason where log probabilities lie further apart than the bound; else empty."""
-    if apart["mean"] <= case.bound.mean and apart["max"] <= case.bound.max:
-        return ""
-    return (
-        f"{what}: log probabilities differ by {apart['mean']:.3g} nats on average and {apart['max']:.3g} at most, "
-        f"wanted {case.bound.mean:g} and {case.bound.max:g}"
-    )
+    reason = scoring.exceeds(apart, bound, tokens)
+    return f"{what}: {reason}" if reason else ""
 
 
 def run(client: Client, suites: Sequence[Suite], settings: Settings, report: Report | None = None) -> dict[str, Any]:

@@ -17,6 +17,8 @@ MAX_TOKENS = 256
 # Absolute differences of log probabilities (nats) between two computations of the same tokens on a healthy server, in
 # bf16: measured on an H200, 0.007 at most over likely tokens; unlikely ones and routing that flips add more.
 BOUND = {"mean": 0.05, "max": 2.0}
+# The same between two stacks, whose kernels round otherwise.
+DRIFT = {"mean": 0.1, "max": 2.0}
 PARSERS = ("tool_call", "reasoning")
 COMMON = ("name", "private", "needs")
 
@@ -97,13 +99,15 @@ class Score(Case):
     """A fixed text whose tokens the model is to find likely, alone, again and under load.
 
     With ``messages`` the text is the answer to them in the chat template, without it stands alone. ``ceiling``:
-    perplexity that no healthy model exceeds, whatever limit it is held to.
+    perplexity that no healthy model exceeds, whatever limit it is held to. ``drift``: how far it may lie from its
+    reference.
     """
 
     kind: ClassVar[str] = "score"
     text: str = ""
     ceiling: float = 0.0
     bound: Bound = field(default_factory=lambda: Bound(**BOUND))
+    drift: Bound = field(default_factory=lambda: Bound(**DRIFT))
 
     @property
     def prompt(self) -> str:
@@ -113,10 +117,11 @@ class Score(Case):
         said = [*self.messages, {"role": "assistant", "content": self.text}]
         return "\n".join(f"{message['role']}: {message['content']}" for message in said)
 
-    @property
-    def identity(self) -> str:
-        """SHA-256 of what is scored: a recorded perplexity speaks of this text and no other."""
-        return hashlib.sha256(json.dumps([list(self.messages), self.text]).encode()).hexdigest()
+    def identity(self, chat_template_args: Mapping[str, Any]) -> str:
+        """SHA-256 of what is scored: a reference speaks of this text and no other."""
+        template = dict(chat_template_args) if self.messages else {}
+        content = [list(self.messages), self.text, template]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,7 @@ class Suite:
 
 def parse_suite(document: Any) -> Suite:
     """Read a suite. Raises ValueError that names the case and what is wrong in it, also where there is none."""
-    known(document, ("name", "max_tokens", "bound", "private", "cases"))
+    known(document, ("name", "max_tokens", "bound", "drift", "private", "cases"))
     suite = text(document, "name")
     cases = [case for data in document.get("cases") or [] for case in _parse_case(data, document)]
     if not cases:
@@ -205,7 +210,7 @@ def _parse_agreement(data: Mapping[str, Any], suite: Mapping[str, Any], common: 
             data["name"],
             _messages(asked),
             max_tokens=_max_tokens(asked, suite),
-            bound=_bound(asked, suite),
+            bound=_bound("bound", BOUND, asked, suite),
             tie=tie,
             **common,
         )
@@ -238,11 +243,12 @@ def _parse_needle(data: Mapping[str, Any], suite: Mapping[str, Any], common: dic
 def _parse_score(data: Mapping[str, Any], suite: Mapping[str, Any], common: dict[str, Any]) -> list[Case]:
     known(data, (*COMMON, "score"))
     asked = data["score"]
-    known(asked, ("prompt", "messages", "text", "ceiling", "bound"))
+    known(asked, ("prompt", "messages", "text", "ceiling", "bound", "drift"))
     messages = _messages(asked) if {"prompt", "messages"} & set(asked) else ()
     ceiling = number(asked, "ceiling")
     scored = text(asked, "text").strip()
-    return [Score(data["name"], messages, text=scored, ceiling=ceiling, bound=_bound(asked, suite), **common)]
+    bound, drift = (_bound(key, usual, asked, suite) for key, usual in (("bound", BOUND), ("drift", DRIFT)))
+    return [Score(data["name"], messages, text=scored, ceiling=ceiling, bound=bound, drift=drift, **common)]
 
 
 def tool_call(wanted: Any) -> Callable[[Completion], str | None]:
@@ -334,8 +340,8 @@ def _max_tokens(data: Mapping[str, Any], suite: Mapping[str, Any]) -> int:
     return integer({"max_tokens": data.get("max_tokens", suite.get("max_tokens", MAX_TOKENS))}, "max_tokens", least=1)
 
 
-def _bound(data: Mapping[str, Any], suite: Mapping[str, Any]) -> Bound:
-    bound = data.get("bound", suite.get("bound", BOUND))
+def _bound(key: str, default: Mapping[str, float], data: Mapping[str, Any], suite: Mapping[str, Any]) -> Bound:
+    bound = data.get(key, suite.get(key, default))
     known(bound, ("mean", "max"))
     return Bound(number(bound, "mean"), number(bound, "max"))
 

@@ -7,13 +7,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from . import coherence, job, perplexity_record
+from . import coherence, job, reference
 from .coherence_suite import parse_suite
 from .openai_api import Client
 
 
 def work(spec: dict[str, Any], secrets: dict[str, Any], progress: job.Progress) -> dict[str, Any]:
-    """Ask, judge, and record the perplexities of a first deploy that passed."""
+    """Ask, judge, and record what a first deploy that passed has measured."""
     client = Client(spec["base_url"], spec["model"], secrets["api_key"], spec["request_timeout"])
 
     def report(text: str, done: int, total: int) -> None:
@@ -21,12 +21,12 @@ def work(spec: dict[str, Any], secrets: dict[str, Any], progress: job.Progress) 
 
     try:
         record = Path(spec["record"])
-        settings = coherence.Settings(**spec["settings"], recorded=perplexity_record.load(record))
+        settings = coherence.Settings(**spec["settings"], recorded=reference.load(record))
         result = coherence.run(client, [parse_suite(suite) for suite in secrets["suites"]], settings, report)
         recorded: list[str] = []
         if result["ok"] and settings.bootstrap:
             now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-            recorded = perplexity_record.add(record, result, time=now, **spec["told"])
+            recorded = reference.add(record, result, time=now, **spec["told"])
     except (ValueError, OSError) as error:
         raise job.WorkerError(str(error)) from error
     return {**result, "recorded": recorded}

@@ -38,6 +38,7 @@ _SHAPE: dict[str, tuple[tuple[type, ...], bool]] = {
     "gates": ((dict,), True),
     "gates.suites": ((list,), True),
     "gates.perplexity": ((dict,), False),
+    "gates.reference": ((str,), False),
     "gates.throughput": ((dict,), True),
     "gates.throughput.trials": ((int,), True),
     "gates.throughput.warmup": ((int,), False),

@@ -10,8 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .coherence_suite import Score
+from .coherence_suite import Bound, Score
 from .openai_api import Client
+
+MEAN_TOKENS = 30  # of fewer, one token moves the mean by more than a bound leaves
+DIGITS = 6  # of a log probability that is kept
 
 
 def tokens_of(client: Client, case: Score, chat_template_args: Mapping[str, Any]) -> tuple[list[int], int]:
@@ -34,6 +37,17 @@ def difference(first: Sequence[float], second: Sequence[float]) -> dict[str, flo
     apart = [abs(a - b) for a, b in zip(first, second)]
     apart = [value if math.isfinite(value) else math.inf for value in apart]
     return {"mean": math.fsum(apart) / len(apart), "max": max(apart)}
+
+
+def exceeds(apart: Mapping[str, float], bound: Bound, tokens: int) -> str:
+    """Why a difference of so many tokens is too large, in words; empty where it is not."""
+    too_far = tokens >= MEAN_TOKENS and not apart["mean"] <= bound.mean
+    if not too_far and apart["max"] <= bound.max:
+        return ""
+    return (
+        f"log probabilities differ by {apart['mean']:.3g} nats on average and {apart['max']:.3g} at most, "
+        f"wanted {bound.mean:g} and {bound.max:g}"
+    )
 
 
 def told(value: Any) -> Any:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from octoserve import agreement, atomic, coherence
+from octoserve import atomic, coherence, scoring
 
 from tests.gates import deployments, power, serving
 from tests.gates.deployments import HERE, Mutant, Workshop
@@ -34,6 +34,7 @@ RESULT = HERE / "healthy.json"
 RUNS = 10  # of each start
 CONCURRENCY = (4, 1, 8, 2, 6, 3, 7, 5)
 BACKGROUND = (3, 0, 0, 6)
+DIFFERENCES = ("drift", "again", "under_load", "against_prefill")
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,12 @@ def margins(result: Mapping[str, Any]) -> dict[str, float]:
     for measured in (case["measured"] for case in result["cases"] if case["measured"]):
         if measured.get("limit"):
             found["perplexity"] = max(found.get("perplexity", 0.0), measured["perplexity"] / measured["limit"])
-        for name in ("again", "under_load", "against_prefill"):
+        for name in DIFFERENCES:
             if measured.get(name):
-                # Of few tokens the mean does not count; see agreement.py.
-                kinds = ("mean", "max") if measured["tokens"] >= agreement.MEAN_TOKENS else ("max",)
-                share = max(measured[name][kind] / measured["bound"][kind] for kind in kinds)
+                bound = measured["drift_bound" if name == "drift" else "bound"]
+                # Of few tokens the mean does not count; see scoring.py.
+                kinds = ("mean", "max") if measured["tokens"] >= scoring.MEAN_TOKENS else ("max",)
+                share = max(measured[name][kind] / bound[kind] for kind in kinds)
                 found[name] = max(found.get(name, 0.0), share)
     return {name: float(f"{share:.3g}") for name, share in found.items()}
 
@@ -82,7 +84,7 @@ def largest(result: Mapping[str, Any]) -> dict[str, float]:
     found: dict[str, float] = {}
     for case in result["cases"]:
         for name, value in (case["measured"] or {}).items():
-            if name in ("again", "under_load", "against_prefill") and value:
+            if name in DIFFERENCES and value:
                 found[name] = max(found.get(name, 0.0), float(f"{value['max']:.3g}"))
             elif name == "perplexity":
                 found[f"perplexity of {case['name']}"] = round(value, 5)

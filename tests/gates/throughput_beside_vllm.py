@@ -13,9 +13,7 @@ minutes on two cores). Ends 0 only where every number of the scripted server is 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -26,9 +24,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable
 
-from octoserve import atomic, load, prompts, trial
+from octoserve import load, prompts, trial
 from octoserve.openai_api import Client
 
+from tests import results
 from tests.gates import deployments, noisy_server, serving
 from tests.gates.noisy_server import EXACT
 
@@ -180,7 +179,7 @@ def main() -> int:
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--result", type=Path, default=RESULT)
     options = arguments.parse_args()
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    made_by = results.origin(COVERS)
     began = time.monotonic()
     model = deployments.served("tiny_glm")
     name = model.options["served-model-name"]
@@ -192,10 +191,6 @@ def main() -> int:
             real = beside(url, name, workshop.site, options.rounds)
     agree = explained(scripted, by_rounds=False) and explained(real, by_rounds=True)
     result = {
-        "commit": commit.stdout.strip(),
-        "covers": COVERS,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "cores": os.cpu_count(),
         "seconds": round(time.monotonic() - began),
         "rounds": options.rounds,
         "prompt_tokens": PROMPT_TOKENS,
@@ -205,7 +200,7 @@ def main() -> int:
         "vllm_cpu_tiny_glm": real,
         "agree": agree,
     }
-    atomic.write_text(options.result, json.dumps(result, indent=1) + "\n")
+    results.save(options.result, made_by, result)
     return 0 if agree else 1
 
 

@@ -16,12 +16,8 @@ healthy starts and at least 95 % of the slow ones raise the alarm, for every len
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import os
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -29,10 +25,11 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from octoserve import atomic, baseline, latency, load, student_t, throughput, trial
+from octoserve import baseline, latency, load, student_t, throughput, trial
 from octoserve.baseline import Start
 from octoserve.openai_api import Client
 
+from tests import results
 from tests.gates import noisy_server
 from tests.gates.noisy_server import EXACT, Noise
 
@@ -214,7 +211,7 @@ def main() -> int:
     arguments.add_argument("--streams", type=int, default=60, help="starts side by side")
     arguments.add_argument("--result", type=Path, default=RESULT)
     options = arguments.parse_args()
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    made_by = results.origin(COVERS)
     began = time.monotonic()
     limit = generators_limit()
     starts = starts_of(options.healthy) + starts_of(options.slow, SLOWDOWN)
@@ -227,10 +224,6 @@ def main() -> int:
         row["false_alarms"]["share"] <= baseline.ALPHA and row["caught"]["share"] >= 0.95 for row in chosen.values()
     )
     result = {
-        "commit": commit.stdout.strip(),
-        "covers": COVERS,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "cores": os.cpu_count(),
         "seconds": round(time.monotonic() - began),
         "server": {**vars(Noise()), "start_sd": START_SD},
         "slowdown": SLOWDOWN,
@@ -256,7 +249,7 @@ def main() -> int:
             for name, some in (("healthy", healthy), ("slow", slow))
         },
     }
-    atomic.write_text(options.result, json.dumps(result, indent=1) + "\n")
+    results.save(options.result, made_by, result)
     for earlier, row in chosen.items():
         print(f"{earlier} earlier starts: false alarms {row['false_alarms']}, caught {row['caught']}")
     return 0 if held else 1

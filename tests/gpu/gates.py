@@ -14,7 +14,6 @@ import argparse
 import datetime
 import importlib.metadata
 import json
-import os
 import subprocess
 import sys
 import time
@@ -25,21 +24,22 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-os.environ.setdefault("OCTOSERVE_STACK_VENV", sys.prefix)
 sys.path[:0] = [str(ROOT), str(ROOT / "module_utils"), str(ROOT / "tests/patches")]
 
 import yaml
-from octoserve import baseline, coherence, gpu_clocks, sweep_plan, throughput
-from octoserve.coherence_suite import Suite, parse_suite
+from octoserve import baseline, coherence, gpu_clocks, reference, sweep_plan, throughput
+from octoserve.coherence_suite import BOUND, DRIFT, Suite, parse_suite
 from octoserve.openai_api import Client
 
 from tests.gates import serving
 
 serving.PYTHON = Path(sys.executable)
 TINY = ROOT / "tests/fixtures/tiny_glm"
-COVERS = ["module_utils/octoserve/agreement.py", "module_utils/octoserve/coherence.py", "tests/gpu/gates.py"]
+COVERS = [
+    "tests/gpu/gates.py",
+    *(f"module_utils/octoserve/{name}.py" for name in ("agreement", "coherence", "scoring")),
+]
 DISTRIBUTIONS = ("torch", "vllm", "vllm-gguf-plugin", "transformers", "triton")
-BF16 = {"mean": 0.05, "max": 2.0}  # the default bound of a suite
 ORDERS = (None, 1, 2, 3, 4, 5)
 CONCURRENCY = (4, 1, 2, 8, 16, 32)
 
@@ -67,16 +67,15 @@ SERVERS = (
 )
 
 
-def suite(model: str) -> tuple[Suite, dict[str, float]]:
-    """A model's suite with the bound of bfloat16, and its perplexity limits."""
+def suite(model: str) -> tuple[Suite, dict[str, Any]]:
+    """A model's suite with the bounds of bfloat16, and what its texts are held to."""
     if model == "tiny_glm":
         document = yaml.safe_load((ROOT / "files/gates/tiny_glm.yml").read_text())
-        limits = yaml.safe_load((ROOT / "files/profiles/tiny_glm.yml").read_text())["gates"]["perplexity"]
+        references = reference.load(ROOT / "files/gates/references/tiny_glm.json")
     else:
-        told = yaml.safe_load((ROOT / "tests/gates/smollm2.yml").read_text())
-        document = yaml.safe_load((ROOT / "tests/gates" / told["suite"]).read_text())
-        limits = told["perplexity"]
-    return parse_suite({**document, "bound": BF16}), limits
+        document = yaml.safe_load((ROOT / "tests/gates/smollm2_suite.yml").read_text())
+        references = reference.load(ROOT / "tests/gates/smollm2_reference.json")
+    return parse_suite({**document, "bound": BOUND, "drift": DRIFT}), {"references": references}
 
 
 @contextmanager
@@ -102,9 +101,9 @@ def deployed(server: Server, smollm2: Path, out: Path) -> Iterator[str]:
 def ask(url: str, server: Server) -> list[dict[str, Any]]:
     """The coherence gate again and again, in other orders and at other loads."""
     found = []
-    asked, limits = suite(server.model)
+    asked, held = suite(server.model)
     for n in range(server.runs):
-        settings = coherence.Settings(perplexity=limits, concurrency=CONCURRENCY[n], order_seed=ORDERS[n])
+        settings = coherence.Settings(**held, concurrency=CONCURRENCY[n], order_seed=ORDERS[n])
         result = coherence.run(Client(url, timeout=120), [asked], settings)
         found.append(
             {
@@ -114,10 +113,15 @@ def ask(url: str, server: Server) -> list[dict[str, Any]]:
                 "seconds": result["seconds"],
                 "concurrency": CONCURRENCY[n],
                 "not_passed": {c["name"]: c["reason"][:300] for c in result["cases"] if c["verdict"] != "pass"},
-                "measured": {c["name"]: c["measured"] for c in result["cases"] if c["kind"] in ("score", "agreement")},
+                "measured": {c["name"]: _shown(c) for c in result["cases"] if c["kind"] in ("score", "agreement")},
             }
         )
     return found
+
+
+def _shown(case: dict[str, Any]) -> dict[str, Any]:
+    """What a case measured, less what is long and known."""
+    return {key: value for key, value in (case["measured"] or {}).items() if key not in ("logprobs", "identity")}
 
 
 def measure(url: str) -> dict[str, Any]:

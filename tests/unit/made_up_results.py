@@ -49,6 +49,8 @@ def score(name: str, perplexity: float = 6.31, limit: float | None = 6.6) -> dic
         "perplexity": perplexity,
         "limit": limit,
         "tokens": 512,
+        "drift": {"mean": 0.0021, "max": 0.034},
+        "drift_bound": {"mean": 0.1, "max": 2.0},
         "again": {"mean": 0.0, "max": 0.0},
         "under_load": {"mean": 0.0011, "max": 0.019},
         "bound": {"mean": 0.01, "max": 0.2},

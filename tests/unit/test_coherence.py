@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 import random
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from fake_openai_server import COUNT, Body, FakeOpenAiServer, Reply
-from octoserve import coherence, perplexity_record
-from octoserve.coherence import PRIVATE, RECORDED_ROOM, Settings, describe, run
+from octoserve import coherence, reference
+from octoserve.coherence import PRIVATE, REFERENCE_ROOM, Settings, describe, run
 from octoserve.coherence_suite import parse_suite
 from octoserve.openai_api import Client
 
@@ -279,33 +280,86 @@ def test_without_a_limit_a_text_is_measured_and_no_pass() -> None:
     assert "gates_bootstrap=true" in case["reason"]
 
 
+def recorded(**settings: Any) -> dict[str, Any]:
+    """What a first deploy of the scripted model records."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "p__reference.json"
+        reference.add(path, measured(bootstrap=True, **settings), stack="vllm-1")
+        return reference.load(path)
+
+
 def test_a_first_deploy_records_what_later_ones_are_held_to(tmp_path: Path) -> None:
-    path = tmp_path / "baselines/p__perplexity.json"
+    path = tmp_path / "baselines/p__reference.json"
     first = measured(bootstrap=True)
     assert first["ok"]
-    assert perplexity_record.add(path, first, stack="vllm-1") == ["prose"]
-    recorded = perplexity_record.load(path)
-    assert recorded["prose"]["stack"] == "vllm-1"
-    again = measured(recorded=recorded)
+    assert reference.add(path, first, stack="vllm-1") == ["prose"]
+    record = reference.load(path)
+    assert record["prose"]["stack"] == "vllm-1"
+    assert len(record["prose"]["logprobs"]) == first["cases"][0]["measured"]["tokens"]
+    again = measured(recorded=record)
     assert again["ok"]
     value = first["cases"][0]["measured"]["perplexity"]
-    assert again["cases"][0]["measured"]["limit"] == pytest.approx(value * RECORDED_ROOM)
-    worse = measured(-0.06, recorded=recorded, bootstrap=True)  # 6 %: asking for a first deploy again changes nothing
+    assert again["cases"][0]["measured"]["limit"] == pytest.approx(value * REFERENCE_ROOM)
+    assert again["cases"][0]["measured"]["drift"]["max"] < 1e-6
+    worse = measured(-0.06, recorded=record, bootstrap=True)  # 6 %: asking for a first deploy again changes nothing
     assert worse["cases"][0]["verdict"] == "fail"
-    assert perplexity_record.add(path, again, stack="vllm-2") == []
-    assert perplexity_record.load(path) == recorded
+    assert reference.add(path, again, stack="vllm-2") == []
+    assert reference.load(path) == record
 
 
-def test_a_limit_of_the_profile_counts_more_than_a_record() -> None:
-    record = {"prose": {"perplexity": 1.0, "identity": "x"}}
-    assert measured(perplexity={"prose": 1.5}, recorded=record)["ok"]
-    assert not measured(perplexity={"prose": 1.1})["ok"]
+def test_a_reference_holds_from_both_sides() -> None:
+    (case,) = measured(0.06, recorded=recorded())["cases"]
+    assert case["verdict"] == "fail"
+    assert case["reason"].startswith("perplexity 1.2") and "wanted at least" in case["reason"]
 
 
-def test_a_record_of_another_text_is_none() -> None:
-    (case,) = measured(recorded={"prose": {"perplexity": 1.3, "identity": "x"}})["cases"]
+def test_tokens_that_move_against_each_other_are_seen() -> None:
+    """The perplexity stays what it was."""
+    record = recorded()
+    moved = [value + (0.3 if n % 2 else -0.3) for n, value in enumerate(record["prose"]["logprobs"])]
+    suite = yaml.safe_load(yaml.safe_dump(SCORED))
+    suite["cases"][0]["score"]["drift"] = {"mean": 0.1, "max": 0.2}
+    with ScriptedModel(lambda _body, _seen: Answer("A story.")).serve() as url:
+        (case,) = ask(url, suite, recorded={"prose": {**record["prose"], "logprobs": moved}})["cases"]
+    assert case["verdict"] == "fail"
+    differ = "log probabilities differ by 0.3 nats on average and 0.3 at most, wanted 0.1 and 0.2"
+    assert case["reason"] == f"the text and its reference: {differ}"
+
+
+def test_another_number_of_tokens_is_another_tokenizer() -> None:
+    record = recorded()
+    shorter = {"prose": {**record["prose"], "logprobs": record["prose"]["logprobs"][:-1]}}
+    (case,) = measured(recorded=shorter)["cases"]
+    assert (case["verdict"], case["measured"]["drift"]) == ("fail", None)
+    assert "10 tokens, in its reference 9: another tokenizer" in case["reason"]
+
+
+def test_a_reference_of_the_profile_counts_more_than_a_record() -> None:
+    record = recorded()
+    assert measured(references=record, recorded={"prose": {**record["prose"], "perplexity": 1.0}})["ok"]
+    other = {"prose": {**record["prose"], "identity": "x"}}
+    (case,) = measured(references=other, recorded=record, perplexity={"prose": 1.5}, bootstrap=True)["cases"]
     assert case["verdict"] == "could-not-run"
-    assert "this host's record is of another text" in case["reason"]
+    assert "the profile's reference (gates.reference) is of another text or template" in case["reason"]
+
+
+def test_a_limit_of_the_profile_is_enough_and_the_lower_one_counts() -> None:
+    assert measured(perplexity={"prose": 1.5})["ok"]
+    assert measured(perplexity={"prose": 1.5}, recorded=recorded())["ok"]
+    assert not measured(perplexity={"prose": 1.1})["ok"]
+    assert not measured(perplexity={"prose": 1.1}, recorded=recorded())["ok"]
+
+
+def test_a_record_of_another_text_is_none_until_it_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "p__reference.json"
+    path.write_text(reference.text({"prose": {"perplexity": 1.3, "identity": "x", "logprobs": [-0.1]}}))
+    (case,) = measured(recorded=reference.load(path))["cases"]
+    assert case["verdict"] == "could-not-run"
+    assert "this host's record is of another text or template" in case["reason"]
+    anew = measured(recorded=reference.load(path), bootstrap=True)
+    assert anew["ok"]
+    assert reference.add(path, anew) == ["prose"]
+    assert measured(recorded=reference.load(path))["ok"]
 
 
 def test_a_first_deploy_is_no_free_pass() -> None:
@@ -314,10 +368,19 @@ def test_a_first_deploy_is_no_free_pass() -> None:
     assert case["reason"].startswith("perplexity 9.")
 
 
-def test_a_damaged_record_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "p__perplexity.json"
-    assert perplexity_record.load(path) == {}
-    for content in ("{", '{"prose": {"perplexity": 1}}', "[]"):
-        path.write_text(content)
-        with pytest.raises(ValueError, match="found no record of perplexities"):
-            perplexity_record.load(path)
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "this is no record"),
+        ("[]", "found list, wanted of each case identity, logprobs, perplexity"),
+        ('{"prose": {"perplexity": 1}}', "prose: wanted identity"),
+        ('{"prose": {"perplexity": 1, "identity": "x", "logprobs": []}}', "prose: wanted identity"),
+        ('{"prose": {"perplexity": 1, "identity": "x", "logprobs": [null]}}', "a list of numbers"),
+    ],
+)
+def test_a_damaged_record_is_named(tmp_path: Path, content: str, reason: str) -> None:
+    path = tmp_path / "p__reference.json"
+    assert reference.load(path) == {}
+    path.write_text(content)
+    with pytest.raises(ValueError, match=reason):
+        reference.load(path)

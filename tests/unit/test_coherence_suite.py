@@ -127,7 +127,7 @@ def test_a_text_is_known_by_what_is_scored() -> None:
     def identity(**score: Any) -> str:
         (found,) = parse_suite(case(score={"ceiling": 5, **score})).cases
         assert isinstance(found, Score)
-        return found.identity
+        return found.identity({})
 
     assert identity(text="Hello.") == identity(text=" Hello. ", ceiling=9)
     assert len({identity(text="Hello."), identity(text="Hello!"), identity(text="Hello.", prompt="Greet.")}) == 3

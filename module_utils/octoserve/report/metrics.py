@@ -6,7 +6,7 @@ node_exporter refuses the same series from two files. Units are Prometheus' own:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -52,7 +52,9 @@ def exposition(
     put("coherence_ok", "1 where every case was asked and passed, else 0.", _one(float(bool(coherence.get("ok")))))
     put("coherence_cases", "Cases of the coherence gate.", _one(coherence.get("total", 0)))
     put("coherence_cases_passed", "Cases of the coherence gate that passed.", _one(coherence.get("passed", 0)))
-    put("perplexity", "Perplexity of a fixed text.", _perplexities(coherence))
+    put("perplexity", "Perplexity of a fixed text.", _measured(coherence, lambda found: found.get("perplexity")))
+    drift = _measured(coherence, lambda found: (found.get("drift") or {}).get("mean"))
+    put("logprob_drift_nats", "Mean difference of a fixed text's log probabilities from its reference.", drift)
     put("throughput_ok", "1 where the throughput gate passed, else 0.", _one(float(bool(throughput.get("ok")))))
     decode, baseline = throughput.get("decode_tok_s") or {}, throughput.get("baseline") or {}
     put("decode_tokens_per_second", "Decode rate of one request, without its first token.", _one(decode.get("mean")))
@@ -84,10 +86,11 @@ def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
 
 
-def _perplexities(coherence: Mapping[str, Any]) -> Iterator[tuple[Labels, float | None]]:
+def _measured(
+    coherence: Mapping[str, Any], look: Callable[[Mapping[str, Any]], float | None]
+) -> Iterator[tuple[Labels, float | None]]:
     for case in coherence.get("cases") or []:
-        if (case.get("measured") or {}).get("perplexity") is not None:
-            yield {"text": case["name"]}, case["measured"]["perplexity"]
+        yield {"text": case["name"]}, look(case.get("measured") or {})
 
 
 def _quantiles(gaps: Mapping[str, Any]) -> Iterator[tuple[Labels, float | None]]:

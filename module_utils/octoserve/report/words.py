@@ -11,6 +11,12 @@ NONE = "\u2013"  # a dash in a table, where there is no number
 SENTENCE_CHARS = 260
 # Of a long text; the needles' prompts are as long as the model takes them.
 FIRST_CHARS, LAST_CHARS = 4000, 1000
+_DIFFERENCES = {
+    "drift": "from its reference",
+    "again": "asked again",
+    "under_load": "under load",
+    "against_prefill": "decoded and computed again",
+}
 
 
 @dataclass(frozen=True)
@@ -89,12 +95,10 @@ def measured(case: Mapping[str, Any]) -> list[tuple[str, str]]:
         pairs.append(("perplexity", perplexity(found)))
     if found.get("tokens") is not None:
         pairs.append(("tokens scored", str(found["tokens"])))
-    for key, name in (("again", "asked again"), ("under_load", "under load")):
+    for key, name in _DIFFERENCES.items():
         if difference := found.get(key):
-            bound = found.get("bound")
+            bound = found.get("drift_bound" if key == "drift" else "bound")
             pairs.append((f"{name}, logprob difference", _difference(difference, bound)))
-    if difference := found.get("against_prefill"):
-        pairs.append(("decoded and computed again, logprob difference", _difference(difference, found.get("bound"))))
     if found.get("stream"):
         pairs.append(("streamed", str(found["stream"])))
     if found.get("prompt_tokens") is not None:
