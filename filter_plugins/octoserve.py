@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,8 @@ from ansible.errors import AnsibleFilterError
 # Ansible finds module_utils for modules; plugins that run on the controller have to be told.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "module_utils"))
 
-from octoserve import profile, unit_file
+import yaml
+from octoserve import coherence_suite, profile, reference, unit_file
 
 
 def _reported(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,6 +34,40 @@ def python_files(folder: str) -> dict[str, str]:
     return {path.name: path.read_text() for path in sorted(Path(folder).glob("*.py"))}
 
 
+def gates_cases(
+    suites: list[str], reference_file: str, perplexity: dict[str, Any], template_args: dict[str, Any]
+) -> list[str]:
+    """Names of the cases of some suites, after all that the gates read on the controller was checked.
+
+    Raises ValueError that names the file.
+    """
+    read = [_of_file(path, yaml.safe_load, coherence_suite.parse_suite) for path in suites]
+    references = _of_file(reference_file, json.loads, reference.check) if reference_file else {}
+    coherence_suite.check_held(read, perplexity, references)
+    cases = [case for suite in read for case in suite.cases]
+    coherence_suite.check_names(cases)
+    stale = [
+        case.name
+        for case in cases
+        if isinstance(case, coherence_suite.Score)
+        and case.name in references
+        and references[case.name]["identity"] != case.identity(template_args)
+    ]
+    if stale:
+        raise ValueError(
+            f"{reference_file}: {', '.join(stale)}: of another text or other template arguments; take gates.reference "
+            "out of the profile, deploy once with gates_bootstrap=true, and copy the host's record to this file"
+        )
+    return [case.name for case in cases]
+
+
+def _of_file(path: str, parse: Callable[[str], Any], check: Callable[[Any], Any]) -> Any:
+    try:
+        return check(parse(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
 class FilterModule:
     """What Ansible asks a filter plugin for."""
 
@@ -40,6 +76,7 @@ class FilterModule:
         return {
             "python_files": python_files,
             "octoserve_profile": _reported(profile.check),
+            "gates_cases": _reported(gates_cases),
             "vllm_arguments": unit_file.arguments,
             "systemd_quote": unit_file.quote,
             "systemd_environment": _reported(unit_file.environment),

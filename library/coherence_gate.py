@@ -12,7 +12,8 @@ description:
     alone, again and under load. Kinds of cases are described in docs/gates.md.
   - A case ends in C(pass), C(fail) or C(could-not-run). The last is never a pass.
   - Runs as a job on the host that outlives the controller. The action plugin of the same name shows the progress.
-  - The module fails only where a suite or the host's record is wrong. Whether the gate holds is told by RV(ok).
+  - The module fails only where a suite, a limit, a reference or the host's record is wrong. Whether the gate holds is
+    told by RV(ok).
 options:
   name:
     description: Name of the job; two gates of one name do not run at the same time.
@@ -47,16 +48,15 @@ options:
     description: Limit of the perplexity of each scored text, by the name of its case.
     type: dict
     default: {}
-  reference:
+  references:
     description:
-      - How likely each token of a scored text is, by the name of its case, each with C(identity), C(perplexity) and
-        C(logprobs). The text's perplexity may lie 5 % above and below, its log probabilities within the C(drift) of the
-        case.
+      - How likely each token of a scored text is, by the name of its case, each with C(identity) and C(logprobs). The
+        text's perplexity may lie 5 % above and below, its log probabilities within the C(drift) of the case.
     type: dict
     default: {}
   record:
     description:
-      - File on the host with what the first deploy measured of each scored text, its reference where O(reference) does
+      - File on the host with what the first deploy measured of each scored text, its reference where O(references) does
         not name it.
     type: path
     required: true
@@ -193,7 +193,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "chat_template_args": {"type": "dict", "default": {}},
     "parsers": {"type": "dict", "default": {}},
     "perplexity": {"type": "dict", "default": {}},
-    "reference": {"type": "dict", "default": {}},
+    "references": {"type": "dict", "default": {}},
     "record": {"type": "path", "required": True},
     "bootstrap": {"type": "bool", "default": False},
     "told": {"type": "dict", "default": {}},
@@ -202,7 +202,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "request_timeout": {"type": "int", "default": 600},
     "timeout": {"type": "int", "default": 7200},
 }
-SETTINGS = ("chat_template_args", "parsers", "perplexity", "bootstrap", "concurrency", "order_seed")
+SETTINGS = ("chat_template_args", "parsers", "perplexity", "references", "bootstrap", "concurrency", "order_seed")
 
 
 def main() -> None:
@@ -215,11 +215,11 @@ def main() -> None:
     try:
         suites = [coherence_suite.parse_suite(suite) for suite in ask["suites"]]
         cases, left_out = coherence.select(suites, ask["parsers"])
-        references = reference.check(ask["reference"])
+        coherence_suite.check_held(suites, ask["perplexity"], ask["references"])
         reference.load(Path(ask["record"]))
     except (ValueError, OSError) as error:
         module.fail_json(msg=f"the gate cannot be asked: {error}")
-    settings = {**{key: ask[key] for key in SETTINGS}, "references": references}
+    settings = {key: ask[key] for key in SETTINGS}
     if not cases:
         module.fail_json(msg=f"no case applies: {left_out}: a gate that asks nothing proves nothing")
     if module.check_mode:

@@ -17,16 +17,17 @@ options:
     description:
       - V(recorded) writes the next record, unless the newest one has this O(content).
       - V(passed) notes that the gates of O(number) passed and makes it C(current).
-      - V(failed) notes that O(number) did not come up; C(current) stays.
-      - V(latest) only looks which record is the newest.
+      - V(failed) notes that O(number) did not come up or did not pass; C(current) stays.
+      - V(chosen) goes back to O(number), by default to C(current), notes newer ones as retired and returns its content.
+      - V(running) only looks which one runs, the newest that is not out of service, and lists all.
     type: str
-    choices: [recorded, passed, failed, latest]
+    choices: [recorded, passed, failed, chosen, running]
     required: true
   content:
     description: What is deployed - profile, release, model, unit.
     type: dict
   number:
-    description: Which deployment passed or failed.
+    description: Which deployment passed, failed or is chosen.
     type: int
 attributes:
   check_mode:
@@ -53,7 +54,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 number:
-  description: Number of the deployment; null where O(state=latest) found none.
+  description: Number of the deployment; null where O(state=running) or O(state=chosen) found none.
   returned: always
   type: int
   sample: 3
@@ -62,6 +63,20 @@ reached:
   returned: with O(state=recorded)
   type: str
   sample: passed
+deployments:
+  description: Every deployment with number, state, when it came to that, profile, stack and release.
+  returned: with O(state=running)
+  type: list
+  elements: dict
+lines:
+  description: The same for people, the newest first.
+  returned: with O(state=running)
+  type: list
+  elements: str
+content:
+  description: What it is made of.
+  returned: with O(state=chosen), where there is one
+  type: dict
 current:
   description: Number of the deployment that C(current) points at, null when none has passed yet.
   returned: always
@@ -79,7 +94,13 @@ def recorded(folder: Path, content: dict[str, Any], write: bool) -> dict[str, An
     """Find or write the record."""
     number = deployment.find(folder, content)
     if number is not None:
-        return {"changed": False, "number": number, "reached": deployment.state(folder, number)}
+        reached = deployment.state(folder, number)
+        # One that is tried again is in service again.
+        anew = reached in deployment.OUT
+        if anew and write:
+            deployment.set_state(folder, number, "recorded")
+        states = {"before": {"state": reached}, "after": {"state": "recorded" if anew else reached}}
+        return {"changed": anew, "number": number, "reached": reached, "diff": states}
     last = max(deployment.numbers(folder), default=0)
     before = deployment.read(folder, last) if last else {}
     number = deployment.record(folder, content) if write else deployment.next_number(folder)
@@ -100,12 +121,32 @@ def moved(folder: Path, number: int, state: str, write: bool) -> dict[str, Any]:
     return {"changed": before != after, "number": number, "diff": {"before": before, "after": after}}
 
 
+def chosen(folder: Path, number: int | None, write: bool) -> dict[str, Any]:
+    """Go back to a deployment."""
+    number = deployment.current(folder) if number is None else number
+    if number is None:
+        return {"changed": False, "number": None}
+    content = deployment.read(folder, number)
+    before = {other: deployment.state(folder, other) for other in [number, *deployment.newer(folder, number)]}
+    after = dict.fromkeys(before, "retired")
+    after[number] = "recorded" if before[number] in deployment.OUT else before[number]
+    if write:
+        for other, state in after.items():
+            deployment.set_state(folder, other, state)
+    diff = {"before": before, "after": after}
+    return {"changed": before != after, "number": number, "content": content, "diff": diff}
+
+
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "path": {"type": "path", "required": True},
-            "state": {"type": "str", "choices": [*deployment.STATES, "latest"], "required": True},
+            "state": {
+                "type": "str",
+                "choices": ["recorded", "passed", "failed", "chosen", "running"],
+                "required": True,
+            },
             "content": {"type": "dict"},
             "number": {"type": "int"},
         },
@@ -121,8 +162,11 @@ def main() -> None:
     try:
         if params["state"] == "recorded":
             result = recorded(folder, params["content"], not module.check_mode)
-        elif params["state"] == "latest":
-            result = {"changed": False, "number": max(deployment.numbers(folder), default=None)}
+        elif params["state"] == "running":
+            found = {"deployments": deployment.listed(folder), "lines": deployment.describe(folder)}
+            result = {"changed": False, "number": deployment.running(folder), **found}
+        elif params["state"] == "chosen":
+            result = chosen(folder, params["number"], not module.check_mode)
         else:
             result = moved(folder, params["number"], params["state"], not module.check_mode)
         current = deployment.current(folder)

@@ -25,6 +25,9 @@ PASSED = "pass"
 FAILED = "fail"
 COULD_NOT_RUN = "could-not-run"
 PRIVATE = "(private)"
+# Where a text's reference comes from.
+PROFILE, RECORD, NO_REFERENCE = "the profile's", "this host's record", "none"
+STALE = "of another text"
 
 # A perplexity may lie this far above and below its reference: quantization kernels of another stack round otherwise.
 REFERENCE_ROOM = 1.05
@@ -56,7 +59,7 @@ class Settings:
 
     chat_template_args: Mapping[str, Any] = field(default_factory=dict)
     parsers: Mapping[str, str] = field(default_factory=dict)
-    perplexity: Mapping[str, float | None] = field(default_factory=dict)
+    perplexity: Mapping[str, float] = field(default_factory=dict)
     references: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     recorded: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     bootstrap: bool = False
@@ -118,6 +121,18 @@ class Result:
         }
 
 
+@dataclass(frozen=True)
+class Held:
+    """What a scored text is held to: the log probabilities of its reference, and whose that is.
+
+    ``missing``: why it is held to nothing, where it must be.
+    """
+
+    source: str
+    logprobs: Sequence[float] = ()
+    missing: str = ""
+
+
 def judge(case: Question, answer: Completion) -> tuple[str, str]:
     """What an answer fails its case by, in a word and in full; both empty where it passes."""
     if (case.wants_text or answer.text.strip()) and (reason := well_formed(answer.text)):
@@ -165,7 +180,10 @@ def served_length(client: Client) -> int | None:
 
 
 class Gate:
-    """One run of the gate over some cases. ``longest``: tokens of the longest context, None where it is not known."""
+    """One run of the gate over some cases. ``longest``: tokens of the longest context, None where it is not known.
+
+    ``to_record``: after the run, the texts that have no reference, as reference.py keeps them.
+    """
 
     def __init__(
         self,
@@ -181,6 +199,7 @@ class Gate:
             random.Random(settings.order_seed).shuffle(self._cases)  # noqa: S311  # no secret
         self._scores = [case for case in self._cases if isinstance(case, Score)]
         self._scored: dict[str, tuple[list[int], list[float]]] = {}
+        self.to_record: dict[str, dict[str, Any]] = {}
         self._silent = threading.Event()
         self._lock = threading.Lock()
         self._done = self._failed = 0
@@ -287,62 +306,87 @@ class Gate:
             return Result(case, COULD_NOT_RUN, f"the text has {len(tokens) - given} tokens to score", "no tokens")
         first, again = (self._client.prompt_logprobs(tokens)[given - 1 :] for _ in range(2))
         self._scored[case.name] = (tokens, first)
-        reference, missing = self._reference(case)
-        lowest, highest = self._limits(case, reference)
-        known = reference["logprobs"] if reference else first
-        found, apart = scoring.perplexity(first), scoring.difference(first, again)
-        aligned, drift = len(known) == len(first), scoring.difference(first, known)
+        identity = case.identity(self._settings.chat_template_args)
+        held = self._hold(case, identity)
+        known = held.logprobs or first
+        found, apart, aligned = scoring.perplexity(first), scoring.difference(first, again), len(known) == len(first)
+        lowest, highest = self._limits(case, held)
         measured = {
             "perplexity": scoring.told(found),
-            "limit": highest if reference or case.name in self._settings.perplexity else None,
+            "limit": highest if held.logprobs or self._settings.perplexity.get(case.name) is not None else None,
+            "lowest": lowest,
             "tokens": len(first),
-            "logprobs": [scoring.told(round(value, scoring.DIGITS)) for value in first],
-            "drift": scoring.told(drift) if reference and aligned else None,
+            "reference": held.source,
+            "drift": scoring.told(scoring.difference(first, known)) if held.logprobs and aligned else None,
             "drift_bound": vars(case.drift),
             "again": scoring.told(apart),
             "under_load": None,
             "bound": vars(case.bound),
-            "identity": case.identity(self._settings.chat_template_args),
         }
+        if held.source != PROFILE and not held.logprobs:
+            rounded = [scoring.told(round(value, scoring.DIGITS)) for value in first]
+            self.to_record[case.name] = {"identity": identity, "logprobs": rounded, "perplexity": scoring.told(found)}
+        drift = differs(f"the text and its reference ({held.source})", measured["drift"], case.drift, len(first))
         faults = {
-            "perplexity": "" if found <= highest else f"perplexity {found:.4g}, wanted at most {highest:.4g}",
-            "other tokens": "" if aligned else f"{len(first)} tokens, in its reference {len(known)}: another tokenizer",
-            "too sure": "" if found >= lowest else f"perplexity {found:.4g}, wanted at least {lowest:.4g}",
-            "drift": differs("the text and its reference", drift, case.drift, len(first)),
+            "other tokens": ""
+            if aligned
+            else f"the text is {len(first)} tokens, in its reference ({held.source}) {len(known)}: another tokenizer",
+            "perplexity": ""
+            if found <= highest
+            else f"perplexity {found:.6g}, wanted at most {highest:.6g}{self._whose(highest, case, held)}",
+            "too sure": ""
+            if lowest is None or found >= lowest
+            else f"perplexity {found:.6g}, wanted at least {lowest:.6g}{self._whose(lowest, case, held)}",
+            "drift": drift,
             "same twice": differs("the same text scored twice", apart, case.bound, len(first)),
         }
         for fault, reason in faults.items():
             if reason:
                 return Result(case, FAILED, reason, fault, measured=measured)
-        if missing:
-            reason = f"measured a perplexity of {found:.4g}, but {missing}"
+        if held.missing:
+            reason = f"measured a perplexity of {found:.4g}, but {held.missing}"
             return Result(case, COULD_NOT_RUN, reason, "no limit", measured=measured)
         return Result(case, PASSED, measured=measured)
 
-    def _reference(self, case: Score) -> tuple[Mapping[str, Any] | None, str]:
-        """What a text was found like when the model was known to be right, or why there is nothing to hold it to."""
-        brought, recorded = (held.get(case.name) for held in (self._settings.references, self._settings.recorded))
-        entry = brought or recorded
-        if entry and entry["identity"] == case.identity(self._settings.chat_template_args):
-            return entry, ""
+    def _hold(self, case: Score, identity: str) -> Held:
+        """What a text is held to."""
+        brought, recorded = (found.get(case.name) for found in (self._settings.references, self._settings.recorded))
+        anew = "deploy once with gates_bootstrap=true, which records what it measures where every case passes"
+        changed = "is of another text or other template arguments"
         if brought:
-            return None, "the profile's reference (gates.reference) is of another text or template: make it anew"
-        if self._settings.bootstrap:
-            return None, ""
-        first_deploy = "deploy once with gates_bootstrap=true, which records what it measures where every case passes"
+            if brought["identity"] == identity:
+                return Held(PROFILE, brought["logprobs"])
+            return Held(
+                f"{PROFILE}, {STALE}",
+                missing=f"the profile's reference {changed}: take gates.reference out of the profile, {anew}, and copy "
+                "the host's record to the profile's reference",
+            )
+        if recorded and recorded["identity"] == identity:
+            return Held(RECORD, recorded["logprobs"])
+        source = f"{RECORD}, {STALE}" if recorded else NO_REFERENCE
+        if self._settings.bootstrap or self._settings.perplexity.get(case.name) is not None:
+            return Held(source)
         if recorded:
-            return None, f"this host's record is of another text or template: {first_deploy}"
-        if case.name in self._settings.perplexity:
-            return None, ""
+            return Held(source, missing=f"this host's record {changed}: {anew}")
         limit = f"put it into the profile (gates.perplexity.{case.name})"
-        return None, f"there is no limit for it yet: {limit}, or {first_deploy}"
+        return Held(source, missing=f"there is no limit for it yet: {limit}, or {anew}")
 
-    def _limits(self, case: Score, reference: Mapping[str, Any] | None) -> tuple[float, float]:
-        """The lowest and the highest perplexity that a text may have."""
-        limits = [case.ceiling, *(limit for limit in [self._settings.perplexity.get(case.name)] if limit is not None)]
-        if reference is None:
-            return 0.0, min(limits)
-        return reference["perplexity"] / REFERENCE_ROOM, min(*limits, reference["perplexity"] * REFERENCE_ROOM)
+    def _limits(self, case: Score, held: Held) -> tuple[float | None, float]:
+        """The lowest perplexity that a text may have, where there is one, and the highest."""
+        limit = self._settings.perplexity.get(case.name)
+        highest = min(case.ceiling, case.ceiling if limit is None else limit)
+        if not held.logprobs:
+            return None, highest
+        reference = scoring.perplexity(held.logprobs)
+        return reference / REFERENCE_ROOM, min(highest, reference * REFERENCE_ROOM)
+
+    def _whose(self, limit: float, case: Score, held: Held) -> str:
+        """Where a limit of the perplexity comes from."""
+        if limit == case.ceiling:
+            return ", the case's ceiling"
+        if limit == self._settings.perplexity.get(case.name):
+            return f", gates.perplexity.{case.name} of the profile"
+        return f": 5 % from its reference ({held.source})"
 
     def _score_under_load(self, alone: Mapping[str, Result]) -> dict[str, Result]:
         """Score each text once more while other answers are under way."""
@@ -354,6 +398,7 @@ class Gate:
                 before = alone[case.name]
                 if case.name in self._scored:
                     step = self._attempt(case, partial(self._score_again, before=before, load=load))
+                    step = replace(step, measured=step.measured or before.measured)
                     # A reason to fail counts more than a second look that could not be had.
                     worse = step.verdict == COULD_NOT_RUN and before.verdict == FAILED
                     results[case.name] = before if worse else step
@@ -421,15 +466,16 @@ class Load:
             self._answering[number].clear()
 
 
-def differs(what: str, apart: Mapping[str, float], bound: Bound, tokens: int) -> str:
+def differs(what: str, apart: Mapping[str, float] | None, bound: Bound, tokens: int) -> str:
     """The reason where log probabilities lie further apart than the bound; else empty."""
-    reason = scoring.exceeds(apart, bound, tokens)
+    reason = scoring.exceeds(apart, bound, tokens) if apart else ""
     return f"{what}: {reason}" if reason else ""
 
 
 def run(client: Client, suites: Sequence[Suite], settings: Settings, report: Report | None = None) -> dict[str, Any]:
     """Ask some suites and return the gate's result, ``{"ok", "passed", "total", "cases", "left_out", ...}``.
 
+    ``to_record`` in it, texts that have no reference with their log probabilities, is for the host's record alone.
     ``report`` is told the progress as (text, done, total). Raises ValueError where two cases have one name.
     """
     started = time.monotonic()
@@ -438,9 +484,11 @@ def run(client: Client, suites: Sequence[Suite], settings: Settings, report: Rep
     too_long = longer_than_served(cases, longest, settings.thinking_tokens(settings.options()))
     left_out += [{"name": name, "reason": reason} for name, reason in too_long.items()]
     cases = [case for case in cases if case.name not in too_long]
-    results = Gate(client, cases, settings, longest, report).run()
+    gate = Gate(client, cases, settings, longest, report)
+    results = gate.run()
     return {
         **summarize(results),
+        "to_record": gate.to_record,
         "seconds": round(time.monotonic() - started, 3),
         "suites": [suite.name for suite in suites],
         "bootstrap": settings.bootstrap,

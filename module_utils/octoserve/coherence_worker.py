@@ -23,10 +23,11 @@ def work(spec: dict[str, Any], secrets: dict[str, Any], progress: job.Progress) 
         record = Path(spec["record"])
         settings = coherence.Settings(**spec["settings"], recorded=reference.load(record))
         result = coherence.run(client, [parse_suite(suite) for suite in secrets["suites"]], settings, report)
+        to_record = result.pop("to_record")
         recorded: list[str] = []
         if result["ok"] and settings.bootstrap:
             now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-            recorded = reference.add(record, result, time=now, **spec["told"])
+            recorded = reference.add(record, to_record, time=now, **spec["told"])
     except (ValueError, OSError) as error:
         raise job.WorkerError(str(error)) from error
     return {**result, "recorded": recorded}

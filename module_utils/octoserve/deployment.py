@@ -1,7 +1,8 @@
 """Deployments: immutable, numbered records of one profile resolved on one release, and which of them serves.
 
 `<folder>/0001/deployment.json` never changes once written; `state.json` beside it says how far it came. The symbolic
-link `current` points at the one whose gates passed last.
+link `current` points at the one whose gates passed last. What runs is the newest that neither failed nor was retired by
+a way back to an earlier one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from . import atomic
 RECORD, STATE, CURRENT = "deployment.json", "state.json", "current"
 DIGITS = 4
 #: What a deployment can have come to.
-STATES = ("recorded", "passed", "failed")
+STATES = ("recorded", "passed", "failed", "retired")
+#: Out of service.
+OUT = ("failed", "retired")
 
 
 class DeploymentError(RuntimeError):
@@ -52,6 +55,38 @@ def find(folder: Path, content: dict[str, Any]) -> int | None:
     return number
 
 
+def running(folder: Path) -> int | None:
+    """The newest deployment that is not out of service, or None."""
+    return max((number for number in numbers(folder) if state(folder, number) not in OUT), default=None)
+
+
+def listed(folder: Path) -> list[dict[str, Any]]:
+    """Every deployment: number, state, when it came to that, profile, stack and release. Raises DeploymentError."""
+    found = []
+    for number in numbers(folder):
+        content, reached = read(folder, number), _read_state(folder, number)
+        about = {key: content.get(key) for key in ("profile", "stack", "release")}
+        found.append({"number": number, "state": state(folder, number), "at": reached.get("at"), **about})
+    return found
+
+
+def describe(folder: Path) -> list[str]:
+    """Every deployment in a line, the newest first. Raises DeploymentError."""
+    marks = {running(folder): "runs", current(folder): "current"}
+    if running(folder) == current(folder):
+        marks = {running(folder): "runs, current"}
+    return [
+        f"deployment {one['number']}: {one['state']} at {one['at']}, {one['profile']} on {one['release']}"
+        + (f" ({marks[one['number']]})" if one["number"] in marks else "")
+        for one in reversed(listed(folder))
+    ]
+
+
+def newer(folder: Path, number: int) -> list[int]:
+    """Deployments after this one that are not out of service."""
+    return [other for other in numbers(folder) if other > number and state(folder, other) not in OUT]
+
+
 def read(folder: Path, number: int) -> dict[str, Any]:
     """The content of a record. Raises DeploymentError."""
     path = folder / name_of(number) / RECORD
@@ -78,11 +113,7 @@ def record(folder: Path, content: dict[str, Any]) -> int:
 
 def state(folder: Path, number: int) -> str:
     """How far a deployment came: one of STATES."""
-    try:
-        found = json.loads((folder / name_of(number) / STATE).read_text())
-    except (OSError, ValueError):
-        return "recorded"
-    return str(found.get("state", "recorded")) if isinstance(found, dict) else "recorded"
+    return str(_read_state(folder, number).get("state", "recorded"))
 
 
 def set_state(folder: Path, number: int, value: str) -> bool:
@@ -115,6 +146,14 @@ def make_current(folder: Path, number: int) -> bool:
 def name_of(number: int) -> str:
     """Folder of a number: 0007."""
     return f"{number:0{DIGITS}d}"
+
+
+def _read_state(folder: Path, number: int) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / name_of(number) / STATE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _write_state(path: Path, value: str) -> None:

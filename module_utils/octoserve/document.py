@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,9 +18,9 @@ def integer(mapping: Any, key: str, least: int | None = None) -> int:
 
 
 def number(mapping: Any, key: str) -> float:
-    """A number above 0. Raises ValueError."""
+    """A finite number above 0. Raises ValueError."""
     value = mapping.get(key) if isinstance(mapping, Mapping) else None
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
         raise ValueError(f"{key}: found {value!r}, wanted a number above 0")
     return float(value)
 

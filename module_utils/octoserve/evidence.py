@@ -29,7 +29,7 @@ COHERENCE = "coherence"
 THROUGHPUT = "throughput"
 # What a failure in a chapter's phase is called; the phase `gates` is told apart by the gate that did not hold.
 FAILED_PHASE = {"preflight": "preflight", "release": "install", "model": "install", "service": "start"}
-CONTEXT_KEYS = ("stack", "profile", "instance", "deployment", "rolled_back", "failed_phase")
+CONTEXT_KEYS = ("stack", "profile", "instance", "deployment", "restored", "rolled_back", "failed_phase")
 NO_COHERENCE: dict[str, Any] = {
     **{"ok": False, "passed": 0, "total": 0, "seconds": None, "suites": [], "bootstrap": False, "recorded": []},
     **{"cases": [], "left_out": []},
@@ -65,8 +65,9 @@ class Run:
     """What one run did on one host, gathered task by task.
 
     ``coherence`` and ``throughput`` are the gates' results, None where they did not run. ``context`` holds what
-    the chapters tell: stack, profile, deployment, rolled_back. ``failed``: the host ended in a failure.
-    ``inventory``: as on the command line, for the command that the report says to type next.
+    the chapters tell: stack, profile, deployment, rolled_back, and ``restored``, the deployment that was to come back
+    (``deployment`` null: there was none, the service is stopped). ``of_restored``: its gates' verdicts. ``failed``: the
+    host ended in a failure. ``inventory``: as on the command line, for the command that the report says to type next.
     """
 
     host: str
@@ -76,6 +77,7 @@ class Run:
     coherence: dict[str, Any] | None = None
     throughput: dict[str, Any] | None = None
     context: dict[str, Any] = field(default_factory=dict)
+    of_restored: dict[str, bool] = field(default_factory=dict)
     failed: bool = False
     inventory: str = ""
 
@@ -88,7 +90,11 @@ class Run:
         # A module that broke, or a long job that was lost, gave no verdict.
         if "ok" not in result or result.get("skipped"):
             return
-        # A gate that failed once in a run stays failed, also when it is asked again after a rollback.
+        if self.context.get("restored"):
+            if task.action in ("coherence_gate", "throughput_gate"):
+                self.of_restored[task.action.removesuffix("_gate")] = bool(result["ok"])
+            return
+        # A gate that failed once in a run stays failed.
         if task.action == "coherence_gate" and (self.coherence is None or self.coherence["ok"]):
             self.coherence = coherence_of(result)
         if task.action == "throughput_gate" and (self.throughput is None or self.throughput["ok"]):
@@ -148,6 +154,7 @@ def summarize(run: Run) -> dict[str, Any]:
         "deployment": run.context.get("deployment"),
         "failed_phase": run.failed_phase,
         "rolled_back": rolled_back,
+        "restored": {**run.context["restored"], **run.of_restored} if run.context.get("restored") else None,
         "phases": [
             {"name": phase, "seconds": round(seconds, 3), "changed": changed[phase]}
             for phase, seconds in run.seconds.items()

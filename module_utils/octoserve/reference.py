@@ -1,21 +1,24 @@
 """References: how likely each token of a scored text was when the model was known to be right.
 
-A file holds ``{case: {identity, perplexity, logprobs, …}}``: SHA-256 of what was scored, its perplexity, and the
-natural log probability of each scored token. The rest says where it comes from. A profile may bring one
-(``gates.reference``); else the first deploy of the profile writes one on the host. It speaks of the model and not of
-the stack, so a new stack is held to what the old one measured.
+A file holds ``{case: {identity, logprobs, perplexity, …}}``: SHA-256 of what was scored, the natural log probability of
+each scored token, and for people what perplexity that is. The rest says where it comes from. A profile may bring one
+(``gates.reference``); else the first deploy of the profile writes one on the host, readable by root alone: who has the
+model could guess a private text from it. It speaks of the model and not of the stack, so a new stack is held to what
+the old one measured.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from . import atomic
 
-KEYS = ("identity", "logprobs", "perplexity")
+KEYS = ("identity", "logprobs")
+MODE = 0o600
 
 
 def load(path: Path) -> dict[str, dict[str, Any]]:
@@ -34,28 +37,25 @@ def load(path: Path) -> dict[str, dict[str, Any]]:
 def check(document: Any) -> dict[str, dict[str, Any]]:
     """The document where it is a reference. Raises ValueError."""
     if not isinstance(document, dict):
-        raise ValueError(f"found {type(document).__name__}, wanted of each case {', '.join(KEYS)}")
+        raise ValueError(f"found {type(document).__name__}, wanted of each case {' and '.join(KEYS)}")
     for name, entry in document.items():
-        if not isinstance(entry, dict) or not _is_entry(entry):
-            raise ValueError(f"{name}: wanted {', '.join(KEYS)}, the log probabilities as a list of numbers")
+        if not isinstance(entry, dict) or not set(entry) >= set(KEYS):
+            raise ValueError(f"{name}: found {sorted(entry) if isinstance(entry, dict) else entry!r}, wanted {KEYS}")
+        numbers = entry["logprobs"]
+        if not isinstance(numbers, list) or not numbers or not all(map(_is_logprob, numbers)):
+            raise ValueError(f"{name}: logprobs: wanted a list of numbers, none above 0")
     return document
 
 
-def add(path: Path, result: Mapping[str, Any], **told: str) -> list[str]:
-    """Record the texts of a passed first deploy that have no reference yet; returns their names.
+def add(path: Path, fresh: Mapping[str, Mapping[str, Any]], **told: str) -> list[str]:
+    """Record the texts of a passed first deploy (``to_record`` of the gate's result); returns their names.
 
     Raises ValueError where the record is damaged, OSError where it cannot be written.
     """
-    record = load(path)
-    scored = {case["name"]: case["measured"] for case in result["cases"] if case["kind"] == "score"}
-    fresh = {
-        name: {key: measured[key] for key in KEYS} | told
-        for name, measured in scored.items()
-        if measured["drift"] is None
-    }
     if fresh:
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(path, text({**record, **fresh}))
+        record = {**load(path), **{name: {**entry, **told} for name, entry in fresh.items()}}
+        atomic.write_text(path, text(record), MODE)
     return sorted(fresh)
 
 
@@ -68,15 +68,13 @@ def text(references: Mapping[str, Mapping[str, Any]]) -> str:
     return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
-def _is_entry(entry: Mapping[str, Any]) -> bool:
-    numbers = entry.get("logprobs")
-    return (
-        set(entry) >= set(KEYS)
-        and isinstance(numbers, list)
-        and bool(numbers)
-        and all(_is_number(value) for value in [entry["perplexity"], *numbers])
-    )
+def strangers(names: Iterable[str], texts: Iterable[str], what: str) -> None:
+    """Raises ValueError where a name is that of no scored text: it would hold nothing."""
+    known = sorted(texts)
+    if unknown := sorted(set(names) - set(known)):
+        there = ", ".join(known) or "none"
+        raise ValueError(f"{what}: {', '.join(unknown)}: no scored text is called so; there are {there}")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _is_logprob(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value <= 0

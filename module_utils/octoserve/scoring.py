@@ -41,8 +41,10 @@ def difference(first: Sequence[float], second: Sequence[float]) -> dict[str, flo
 
 def exceeds(apart: Mapping[str, float], bound: Bound, tokens: int) -> str:
     """Why a difference of so many tokens is too large, in words; empty where it is not."""
-    too_far = tokens >= MEAN_TOKENS and not apart["mean"] <= bound.mean
-    if not too_far and apart["max"] <= bound.max:
+    if tokens < MEAN_TOKENS:
+        at_most = f"log probabilities differ by {apart['max']:.3g} nats at most, wanted {bound.max:g}"
+        return "" if apart["max"] <= bound.max else at_most
+    if apart["mean"] <= bound.mean and apart["max"] <= bound.max:
         return ""
     return (
         f"log probabilities differ by {apart['mean']:.3g} nats on average and {apart['max']:.3g} at most, "

@@ -82,13 +82,13 @@ def load_mutants() -> dict[str, Mutant]:
 
 
 def served(model: str) -> Served:
-    """The tiny model as its profile says, another as tests/gates/<model>.yml does."""
+    """The tiny model as its profile says, another as tests/gates/<model>*.yml do."""
     if model == "tiny_glm":
         options, environment = serving.profile(model)
         gates = yaml.safe_load((ROOT / f"files/profiles/{model}.yml").read_text(encoding="utf-8"))["gates"]
         folder = ROOT / "files/gates"
-        paths, path = [folder / f"{suite}.yml" for suite in gates["suites"]], folder / f"references/{model}.json"
-        return Served(options, environment, _suites(paths), reference.load(path))
+        suites = _suites([folder / f"{suite}.yml" for suite in gates["suites"]])
+        return Served(options, environment, suites, reference.load(folder / f"references/{gates['reference']}.json"))
     document = yaml.safe_load((HERE / f"{model}.yml").read_text(encoding="utf-8"))
     suites, references = _suites([HERE / f"{model}_suite.yml"]), reference.load(HERE / f"{model}_reference.json")
     return Served(document["options"], {}, suites, references)

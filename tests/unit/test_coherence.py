@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import yaml
 from fake_openai_server import COUNT, Body, FakeOpenAiServer, Reply
 from octoserve import coherence, reference
 from octoserve.coherence import PRIVATE, REFERENCE_ROOM, Settings, describe, run
-from octoserve.coherence_suite import parse_suite
+from octoserve.coherence_suite import Score, check_held, parse_suite
 from octoserve.openai_api import Client
 
 from tests.gates.scripted_model import Answer, ScriptedModel
@@ -284,7 +285,7 @@ def recorded(**settings: Any) -> dict[str, Any]:
     """What a first deploy of the scripted model records."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "p__reference.json"
-        reference.add(path, measured(bootstrap=True, **settings), stack="vllm-1")
+        reference.add(path, measured(bootstrap=True, **settings)["to_record"], stack="vllm-1")
         return reference.load(path)
 
 
@@ -292,7 +293,8 @@ def test_a_first_deploy_records_what_later_ones_are_held_to(tmp_path: Path) -> N
     path = tmp_path / "baselines/p__reference.json"
     first = measured(bootstrap=True)
     assert first["ok"]
-    assert reference.add(path, first, stack="vllm-1") == ["prose"]
+    assert reference.add(path, first["to_record"], stack="vllm-1") == ["prose"]
+    assert path.stat().st_mode & 0o777 == 0o600
     record = reference.load(path)
     assert record["prose"]["stack"] == "vllm-1"
     assert len(record["prose"]["logprobs"]) == first["cases"][0]["measured"]["tokens"]
@@ -303,7 +305,7 @@ def test_a_first_deploy_records_what_later_ones_are_held_to(tmp_path: Path) -> N
     assert again["cases"][0]["measured"]["drift"]["max"] < 1e-6
     worse = measured(-0.06, recorded=record, bootstrap=True)  # 6 %: asking for a first deploy again changes nothing
     assert worse["cases"][0]["verdict"] == "fail"
-    assert reference.add(path, again, stack="vllm-2") == []
+    assert again["to_record"] == {}
     assert reference.load(path) == record
 
 
@@ -322,8 +324,78 @@ def test_tokens_that_move_against_each_other_are_seen() -> None:
     with ScriptedModel(lambda _body, _seen: Answer("A story.")).serve() as url:
         (case,) = ask(url, suite, recorded={"prose": {**record["prose"], "logprobs": moved}})["cases"]
     assert case["verdict"] == "fail"
-    differ = "log probabilities differ by 0.3 nats on average and 0.3 at most, wanted 0.1 and 0.2"
-    assert case["reason"] == f"the text and its reference: {differ}"
+    differ = "log probabilities differ by 0.3 nats at most, wanted 0.2"
+    assert case["reason"] == f"the text and its reference (this host's record): {differ}"
+
+
+def test_a_perplexity_within_the_room_passes() -> None:
+    record = recorded()
+    assert measured(0.04, recorded=record)["ok"]
+    assert measured(-0.04, recorded=record)["ok"]
+
+
+def test_a_small_move_of_every_token_is_seen_in_a_long_text() -> None:
+    """Half up, half down: neither the perplexity nor a single token tells it, the mean does."""
+    long = {"name": "s", "cases": [{"name": "prose", "score": {"text": "The ship came home. " * 10, "ceiling": 5}}]}
+    with ScriptedModel(lambda _body, _seen: Answer("A story.")).serve() as url:
+        entry = ask(url, long, bootstrap=True)["to_record"]["prose"]
+        for move, verdict in ((0.05, "pass"), (0.15, "fail")):
+            logprobs = [min(0.0, value + (move if n % 2 else -move)) for n, value in enumerate(entry["logprobs"])]
+            (case,) = ask(url, long, recorded={"prose": {**entry, "logprobs": logprobs}})["cases"]
+            assert (case["verdict"], len(logprobs) >= 30) == (verdict, True), case["reason"]
+
+
+def test_a_private_text_is_told_by_its_numbers_alone() -> None:
+    private = {"name": "s", "private": True, "cases": SCORED["cases"]}
+    with ScriptedModel(lambda _body, _seen: Answer("A story.")).serve() as url:
+        result = ask(url, private, bootstrap=True)
+    entry = result.pop("to_record")["prose"]
+    told = json.dumps(result)
+    assert "ship" not in told and entry["identity"] not in told and str(entry["logprobs"][0]) not in told
+    assert result["cases"][0]["measured"]["perplexity"] == pytest.approx(1.28, abs=0.1)
+
+
+def test_other_template_arguments_are_another_text() -> None:
+    def identity(prompt: bool, **arguments: Any) -> str:
+        score = {"text": "Hello.", "ceiling": 5, **({"prompt": "Greet."} if prompt else {})}
+        (case,) = parse_suite({"name": "s", "cases": [{"name": "a", "score": score}]}).cases
+        assert isinstance(case, Score)
+        return case.identity(arguments)
+
+    assert identity(True, enable_thinking=False) != identity(True)
+    assert identity(False, enable_thinking=False) == identity(False), "without messages there is no template"
+
+
+@pytest.mark.parametrize(
+    ("perplexity", "references", "reason"),
+    [
+        ({"prose": None}, {}, "gates.perplexity: prose: found None, wanted a number above 0"),
+        ({"prose": math.nan}, {}, "gates.perplexity: prose: found nan"),
+        ({"prose": "7.7"}, {}, "gates.perplexity: prose: found '7.7'"),
+        ({"pros": 7.7}, {}, "gates.perplexity: pros: no scored text is called so; there are prose"),
+        ({}, {"pros": {"identity": "x", "logprobs": [-1]}}, "gates.reference: pros: no scored text"),
+        ({}, {"prose": {"identity": "x"}}, "prose: found ['identity']"),
+    ],
+)
+def test_what_holds_nothing_is_refused(perplexity: Any, references: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        check_held([parse_suite(SCORED)], perplexity, references)
+
+
+def test_a_text_that_is_not_scored_again_keeps_what_it_measured() -> None:
+    class Short(ScriptedModel):
+        """Scores a prompt twice and then no more."""
+
+        scored = 0
+
+        def score(self, body: Body) -> Body:
+            self.scored += 1
+            return super().score(body) if self.scored <= 2 else {"choices": []}
+
+    with Short(lambda _body, _seen: Answer("A story.")).serve() as url:
+        (case,) = ask(url, SCORED, perplexity={"prose": 1.5})["cases"]
+    assert case["verdict"] == "could-not-run"
+    assert case["measured"]["perplexity"] == pytest.approx(1.28, abs=0.1)
 
 
 def test_another_number_of_tokens_is_another_tokenizer() -> None:
@@ -331,16 +403,19 @@ def test_another_number_of_tokens_is_another_tokenizer() -> None:
     shorter = {"prose": {**record["prose"], "logprobs": record["prose"]["logprobs"][:-1]}}
     (case,) = measured(recorded=shorter)["cases"]
     assert (case["verdict"], case["measured"]["drift"]) == ("fail", None)
-    assert "10 tokens, in its reference 9: another tokenizer" in case["reason"]
+    assert "10 tokens, in its reference (this host's record) 9: another tokenizer" in case["reason"]
 
 
 def test_a_reference_of_the_profile_counts_more_than_a_record() -> None:
     record = recorded()
-    assert measured(references=record, recorded={"prose": {**record["prose"], "perplexity": 1.0}})["ok"]
+    assert measured(references=record, recorded={"prose": {**record["prose"], "identity": "x"}})["ok"]
     other = {"prose": {**record["prose"], "identity": "x"}}
     (case,) = measured(references=other, recorded=record, perplexity={"prose": 1.5}, bootstrap=True)["cases"]
     assert case["verdict"] == "could-not-run"
-    assert "the profile's reference (gates.reference) is of another text or template" in case["reason"]
+    assert (
+        "the profile's reference is of another text or other template arguments: take gates.reference out"
+        in case["reason"]
+    )
 
 
 def test_a_limit_of_the_profile_is_enough_and_the_lower_one_counts() -> None:
@@ -355,10 +430,14 @@ def test_a_record_of_another_text_is_none_until_it_is_made_anew(tmp_path: Path) 
     path.write_text(reference.text({"prose": {"perplexity": 1.3, "identity": "x", "logprobs": [-0.1]}}))
     (case,) = measured(recorded=reference.load(path))["cases"]
     assert case["verdict"] == "could-not-run"
-    assert "this host's record is of another text or template" in case["reason"]
+    assert (
+        "this host's record is of another text or other template arguments: deploy once with gates_bootstrap"
+        in case["reason"]
+    )
     anew = measured(recorded=reference.load(path), bootstrap=True)
     assert anew["ok"]
-    assert reference.add(path, anew) == ["prose"]
+    assert reference.add(path, anew["to_record"]) == ["prose"]
+    assert measured(recorded={"prose": {"identity": "x", "logprobs": [-0.1]}}, perplexity={"prose": 1.5})["ok"]
     assert measured(recorded=reference.load(path))["ok"]
 
 
@@ -372,15 +451,17 @@ def test_a_first_deploy_is_no_free_pass() -> None:
     ("content", "reason"),
     [
         ("{", "this is no record"),
-        ("[]", "found list, wanted of each case identity, logprobs, perplexity"),
-        ('{"prose": {"perplexity": 1}}', "prose: wanted identity"),
-        ('{"prose": {"perplexity": 1, "identity": "x", "logprobs": []}}', "prose: wanted identity"),
-        ('{"prose": {"perplexity": 1, "identity": "x", "logprobs": [null]}}', "a list of numbers"),
+        ("[]", "found list, wanted of each case identity and logprobs"),
+        ('{"prose": {"perplexity": 1}}', "prose: found ['perplexity'], wanted"),
+        ('{"prose": {"identity": "x", "logprobs": []}}', "prose: logprobs: wanted a list of numbers"),
+        ('{"prose": {"identity": "x", "logprobs": [null]}}', "a list of numbers"),
+        ('{"prose": {"identity": "x", "logprobs": [NaN]}}', "a list of numbers"),
+        ('{"prose": {"identity": "x", "logprobs": [0.5]}}', "none above 0"),
     ],
 )
 def test_a_damaged_record_is_named(tmp_path: Path, content: str, reason: str) -> None:
     path = tmp_path / "p__reference.json"
     assert reference.load(path) == {}
     path.write_text(content)
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(ValueError, match=re.escape(reason)):
         reference.load(path)

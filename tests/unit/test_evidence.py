@@ -19,6 +19,7 @@ from made_up_results import case, coherence, task, throughput
 from made_up_results import run as a_run
 from octoserve import evidence
 from octoserve.evidence import Task
+from octoserve.report import words
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "templates/report.html.j2"
@@ -42,6 +43,7 @@ SUMMARY_KEYS = [
     "deployment",
     "failed_phase",
     "rolled_back",
+    "restored",
     "phases",
     "coherence",
     "throughput",
@@ -118,11 +120,38 @@ def test_a_rescued_failure_is_none_and_the_first_of_the_last_phase_is_the_cause(
 def test_a_rollback_is_no_pass_and_a_gate_stays_failed() -> None:
     wrong = (task("gates", "coherence_gate"), coherence(case("capital", "fail")))
     broke: Finished = (task("gates", "assert", "failed"), {})
-    back = (task("gates", "set_fact"), {"ansible_facts": {"octoserve_evidence": {"rolled_back": True}}})
-    found = evidence.summarize(a_run(PREFLIGHT, wrong, broke, back, COHERENT, FAST))
+    begun, back = (
+        (task("gates", "set_fact"), {"ansible_facts": {"octoserve_evidence": told}})
+        for told in ({"restored": {"deployment": 3}}, {"rolled_back": True})
+    )
+    found = evidence.summarize(a_run(PREFLIGHT, wrong, broke, begun, COHERENT, FAST, back))
     assert (found["ok"], found["rolled_back"], found["failed_phase"]) == (False, True, "coherence")
     assert found["coherence"]["passed"] == 0
+    assert found["restored"] == {"deployment": 3, "coherence": True, "throughput": True}
     assert evidence.summarize(a_run(COHERENT, FAST, back))["ok"] is False
+
+
+@pytest.mark.parametrize(
+    ("number", "gates", "back", "said"),
+    [
+        (None, (), False, "Nothing served before it, so the service is stopped."),
+        (3, (), False, "Deployment 3, which served before, did not come back."),
+        (3, (COHERENT,), False, "Deployment 3, which served before, is back, but does not pass its gates now."),
+        (3, (COHERENT, FAST), True, "Deployment 3, which served before, is back, and its gates passed."),
+    ],
+)
+def test_the_verdict_says_what_serves_after_a_failure(
+    number: int | None, gates: tuple[Finished, ...], back: bool, said: str
+) -> None:
+    wrong = (task("gates", "coherence_gate"), coherence(case("capital", "fail")))
+    broke: Finished = (task("gates", "assert", "failed"), {})
+    told = {"restored": {"deployment": number}}
+    begun: Finished = (task("gates", "set_fact"), {"ansible_facts": {"octoserve_evidence": told}})
+    ended: Finished = (task("gates", "set_fact"), {"ansible_facts": {"octoserve_evidence": {"rolled_back": back}}})
+    summary = evidence.summarize(a_run(wrong, broke, begun, *gates, ended, failed=True))
+    found = words.verdict(summary, None)
+    assert found.sentence.endswith(said)
+    assert ("rolled back" in found.headline) is back
 
 
 @pytest.mark.parametrize(

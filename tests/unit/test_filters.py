@@ -37,6 +37,26 @@ def test_a_mistake_is_a_filter_error(filters: dict[str, Callable[..., Any]]) -> 
         filters["systemd_environment"]({"KEY": "one\ntwo"})
 
 
+def test_what_the_gates_read_is_checked_before_a_deploy(filters: dict[str, Callable[..., Any]], tmp_path: Path) -> None:
+    suite, known = ROOT / "files/gates/tiny_glm.yml", ROOT / "files/gates/references/tiny_glm.json"
+
+    def error(suites: list[Path], reference: Path | str, perplexity: dict[str, Any], **arguments: Any) -> str:
+        with pytest.raises(AnsibleFilterError) as raised:
+            filters["gates_cases"]([str(path) for path in suites], str(reference), perplexity, arguments)
+        return str(raised.value)
+
+    assert len(filters["gates_cases"]([str(suite)], str(known), {}, {})) == 15
+    assert filters["gates_cases"]([str(suite)], "", {"score-count": 1.1}, {})
+    assert "more than one case is called" in error([suite, suite], known, {})
+    assert "missing.yml: [Errno 2]" in error([tmp_path / "missing.yml"], "", {})
+    assert "gates.perplexity: score-counts: no scored text" in error([suite], known, {"score-counts": 1.1})
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text("{")
+    assert "damaged.json: Expecting" in error([suite], damaged, {})
+    stale = error([suite], known, {}, enable_thinking=False)
+    assert "tiny_glm.json: score-photosynthesis, score-count, score-wrong-sums: of another text" in stale
+
+
 def test_the_unit_starts_exactly_what_was_meant(filters: dict[str, Callable[..., Any]]) -> None:
     options = {
         "hf-overrides": {"index_topk": 0, "note": "100 % of $HOME, \"quoted\" and 'so'\n\\"},

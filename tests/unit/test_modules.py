@@ -187,7 +187,7 @@ def test_a_deployment_is_recorded_once(tmp_path: Path, run: Runner) -> None:
     options = {"path": str(folder), "state": "recorded", "content": ONE}
     planned = run("deployment", check=True, **options)
     assert not folder.exists()
-    assert run("deployment", path=str(folder), state="latest")["number"] is None
+    assert run("deployment", path=str(folder), state="running")["number"] is None
     made = run("deployment", **options)
     assert (planned["changed"], planned["number"], planned["diff"]) == (made["changed"], made["number"], made["diff"])
     assert (made["changed"], made["number"]) == (True, 1)
@@ -198,8 +198,28 @@ def test_a_deployment_is_recorded_once(tmp_path: Path, run: Runner) -> None:
     assert run("deployment", check=True, **other)["number"] == 2
     second = run("deployment", **other)
     assert (second["number"], second["diff"]["before"], second["diff"]["after"]) == (2, ONE, TWO)
-    assert run("deployment", path=str(folder), state="latest")["number"] == 2
+    assert run("deployment", path=str(folder), state="running")["number"] == 2
     assert json.loads((folder / "0001/deployment.json").read_text()) == ONE
+
+
+def test_a_way_back_retires_what_came_later(tmp_path: Path, run: Runner) -> None:
+    where = {"path": str(tmp_path)}
+    assert run("deployment", state="chosen", **where)["number"] is None, "nothing has passed yet"
+    for number, content in enumerate((ONE, TWO, ONE), 1):
+        run("deployment", state="recorded", content=content, **where)
+        run("deployment", state="passed", number=number, **where)
+    run("deployment", state="failed", number=3, **where)
+    planned = run("deployment", check=True, state="chosen", number=1, **where)
+    assert run("deployment", state="running", **where)["number"] == 2, "what failed is out of service"
+    back = run("deployment", state="chosen", number=1, **where)
+    assert (planned["changed"], planned["diff"]) == (back["changed"], back["diff"]) == (True, back["diff"])
+    assert back["diff"] == {"before": {"1": "passed", "2": "passed"}, "after": {"1": "passed", "2": "retired"}}
+    assert (back["content"], back["current"]) == (ONE, 3), "current moves when the gates have passed"
+    assert run("deployment", state="running", **where)["number"] == 1
+    assert not run.changed("deployment", state="chosen", number=1, **where)
+    anew = run("deployment", state="recorded", content=ONE, **where)
+    assert (anew["changed"], anew["number"], anew["reached"]) == (True, 3, "failed")
+    assert run("deployment", state="running", **where)["number"] == 3, "what is tried again is in service again"
 
 
 def test_only_what_passed_is_current(tmp_path: Path, run: Runner) -> None:
@@ -221,7 +241,7 @@ def test_only_what_passed_is_current(tmp_path: Path, run: Runner) -> None:
     assert failed["diff"]["after"] == {"state": "failed", "current": 1}
     assert str((tmp_path / "current").readlink()) == "0001"
     again = run("deployment", path=str(tmp_path), state="recorded", content=TWO)
-    assert (again["changed"], again["reached"]) == (False, "failed"), "what failed is not taken for what passed"
+    assert (again["changed"], again["reached"]) == (True, "failed"), "what failed is not taken for what passed"
 
 
 def test_a_deployment_that_is_not_there_does_not_pass(tmp_path: Path, run: Runner) -> None:

@@ -79,7 +79,7 @@ def test_the_page_stands_alone(name: str) -> None:
         ("silent", "The model could not be asked", "connection refused", "journalctl --unit=octoserve-main"),
         (
             "unlimited",
-            "Its perplexity has no limit yet",
+            "Nothing to hold its texts to yet",
             "perplexity of 6.31",
             "site.yml -i inventory/mine -e gates_bootstrap",
         ),

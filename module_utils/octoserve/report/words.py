@@ -109,8 +109,10 @@ def measured(case: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def perplexity(found: Mapping[str, Any]) -> str:
-    """A perplexity beside its limit."""
-    limit = found.get("limit")
+    """A perplexity beside its limits."""
+    limit, lowest = found.get("limit"), found.get("lowest")
+    if limit is not None and lowest is not None:
+        return f"{found['perplexity']:.4g} (wanted {lowest:.4g} to {limit:.4g})"
     return f"{found['perplexity']:.4g} ({'no limit yet' if limit is None else f'limit {limit:.4g}'})"
 
 
@@ -193,10 +195,23 @@ def verdict(summary: Mapping[str, Any], cause: Mapping[str, Any] | None) -> Verd
             ask_again(summary),
         )
     found = {"coherence": _coherence, "throughput": _throughput}.get(failed, _chapter)(summary, cause or {})
+    if not summary["restored"]:
+        return found
+    headline = f"{found.headline}; rolled back" if summary["rolled_back"] else found.headline
+    sentence = f"{found.sentence} {restored(summary)}"
+    return Verdict(found.state, headline, sentence, found.next_step, found.command)
+
+
+def restored(summary: Mapping[str, Any]) -> str:
+    """What serves after a deployment failed."""
+    number = summary["restored"]["deployment"]
+    if number is None:
+        return "Nothing served before it, so the service is stopped."
     if summary["rolled_back"]:
-        sentence = f"{found.sentence} The deployment that served before is back."
-        return Verdict(found.state, f"{found.headline}; rolled back", sentence, found.next_step, found.command)
-    return found
+        return f"Deployment {number}, which served before, is back, and its gates passed."
+    if "coherence" in summary["restored"]:
+        return f"Deployment {number}, which served before, is back, but does not pass its gates now."
+    return f"Deployment {number}, which served before, did not come back."
 
 
 def checks(summary: Mapping[str, Any]) -> list[Check]:
@@ -255,8 +270,8 @@ def _passed(summary: Mapping[str, Any]) -> Verdict:
     decode = throughput["decode_tok_s"]["mean"]
     cases = "The one case" if coherence["total"] == 1 else f"All {coherence['total']} cases"
     sentence = f"{cases} passed, and one request decodes {number(decode)} tokens a second."
-    if coherence.get("bootstrap"):
-        step = "Take gates_bootstrap out: the perplexities are recorded on the host as the limits of later deploys."
+    if coherence.get("recorded"):
+        step = "Take gates_bootstrap out: what the texts measured is recorded on the host, and holds for later deploys."
         return Verdict(GOOD, "Right answers, fast enough", sentence, step)
     baseline = throughput.get("baseline") or {}
     if "alarm_below" in baseline and baseline["alarm_below"] is None:
@@ -281,9 +296,12 @@ def _coherence(summary: Mapping[str, Any], cause: Mapping[str, Any]) -> Verdict:
     if silent:
         sentence = _first(silent, coherence["total"], "could not be judged", "could not be judged")
         if all(_without_limit(case) for case in silent):
-            step = "Where this is the first deploy of the profile, let it set the limits, once:"
+            if any("the profile's" in case["measured"].get("reference", "") for case in silent):
+                step = "Take gates.reference out of the profile, and let a deploy record anew what the host measures:"
+            else:
+                step = "Where this is the first deploy of the profile or of its texts, record what it measures, once:"
             command = f"ansible-playbook site.yml -i {summary['inventory'] or '…'} -e gates_bootstrap=true"
-            return Verdict(UNKNOWN, "Its perplexity has no limit yet", sentence, step, command)
+            return Verdict(UNKNOWN, "Nothing to hold its texts to yet", sentence, step, command)
         everything = len(silent) == len(coherence["cases"])
         return Verdict(
             UNKNOWN,
@@ -354,9 +372,10 @@ def _reached(cause: Mapping[str, Any]) -> str:
 
 
 def _without_limit(case: Mapping[str, Any]) -> bool:
-    """Whether a text was scored, and only a limit to hold it to is missing."""
+    """Whether a text was scored, and only what to hold it to is missing."""
     found = case.get("measured") or {}
-    return found.get("perplexity") is not None and found.get("limit") is None
+    loaded = (found.get("under_load") or {}).get("streams", 1)
+    return found.get("perplexity") is not None and found.get("limit") is None and bool(loaded)
 
 
 def _first(cases: Sequence[Mapping[str, Any]], total: int, one: str, many: str) -> str:
