@@ -161,6 +161,8 @@ def message(result: Mapping[str, Any]) -> str:
     if result.get("_ansible_no_log") or result.get("censored"):
         return "hidden by no_log"
     parts = [str(result[key]).strip() for key in ("msg", "stderr", "module_stderr") if result.get(key)]
+    if len(parts) > 1 and parts[0] == "non-zero return code":
+        parts = parts[1:]  # what the command says counts
     for item in result.get("results") or []:
         if item.get("failed") and item.get("msg"):
             parts.append(str(item["msg"]).strip())

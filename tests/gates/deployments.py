@@ -136,9 +136,12 @@ class Traffic:
 
 
 def preemptions(url: str) -> int:
-    """How often the server has taken a request's blocks away again."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
-        lines = response.read().decode().splitlines()
+    """How often the server has taken a request's blocks away again. Raises ServerError where it has died."""
+    try:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
+            lines = response.read().decode().splitlines()
+    except OSError as error:
+        raise serving.ServerError(f"the server died while it was asked: {serving.tail(serving.log_file())}") from error
     return int(sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_preemptions_total{")))
 
 
