@@ -40,7 +40,7 @@ COVERS = [
     *(f"module_utils/octoserve/{name}.py" for name in ("agreement", "coherence", "scoring")),
 ]
 DISTRIBUTIONS = ("torch", "vllm", "vllm-gguf-plugin", "transformers", "triton")
-# Of texts that a model finds absurd, the roundings of bfloat16 move the log probabilities by 0.15 to 0.26 nats on average.
+# Texts that the model finds absurd: roundings of bfloat16 move their log probabilities by 0.15 to 0.26 nats on average.
 UNLEARNT = ("score-unlearnt", "score-wrong-sums")
 ORDERS = (None, 1, 2, 3, 4, 5)
 CONCURRENCY = (4, 1, 2, 8, 16, 32)

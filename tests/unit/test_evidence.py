@@ -262,7 +262,7 @@ PLAYBOOK = """
       ansible.builtin.command: "echo {{ some_api_key }}"
       changed_when: true
     - name: Die
-      ansible.builtin.fail: {msg: "out of memory, key {{ some_api_key }}"}
+      ansible.builtin.command: "sh -c 'echo out of memory, key {{ some_api_key }} >&2; exit 3'"
       when: inventory_hostname == 'broken'
 - name: Gates
   hosts: all
@@ -389,6 +389,7 @@ def test_a_real_run_writes_a_report_for_every_host(tmp_path: Path) -> None:
     assert len([path for path in reports.rglob("*") if path.is_file()]) == 5 * len(FILES)
     assert files_with("sesame-open-123", reports, tmp_path / "textfile") == []
     assert "out of memory" in (reports / "broken/latest/report.html").read_text()
+    assert "non-zero return code" not in (reports / "broken/latest/summary.md").read_text()
     # Nothing of the private case but its name, neither in the reports nor on the host nor on the terminal.
     for text in ("Halcyon", "Oslo"):
         assert files_with(text, reports, tmp_path / "jobs", tmp_path / "textfile") == []
