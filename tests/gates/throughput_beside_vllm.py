@@ -3,9 +3,10 @@
 
     PYTHONPATH=module_utils:tests/patches python -m tests.gates.throughput_beside_vllm [--rounds N]
 
-Two servers, the scripted one with exact pacing and real vLLM on the CPU with the tiny model. Both tools ask the same
-server at the same moment, so many requests of so many tokens over one stream each, then over four: whatever disturbs
-the machine disturbs both. Compared are the medians over the rounds. Writes tests/gates/throughput_beside_vllm.json (10
+Two servers, the scripted one with exact pacing and real vLLM on the CPU with the tiny model. The tools ask in turns, so
+many requests of so many tokens over one stream, then over four. (At the same moment they would run in step on a real
+engine, and the prefill of the one that starts first would always be in the other's time to first token.) Compared are
+the medians over the rounds. Writes tests/gates/throughput_beside_vllm.json (10
 minutes on two cores). Ends 0 only where every number of the scripted server is within 2 %, and of the real one within
 2 % or within what the tools' own rounds differ by.
 """
@@ -19,10 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from octoserve import load, prompts, trial
 from octoserve.openai_api import Client
@@ -85,57 +85,46 @@ def ours(client: Client, concurrency: int, writer: prompts.Writer, sizing: promp
     }
 
 
-@contextmanager
-def vllms(client: Client, texts: Sequence[str], concurrency: int, site: Path) -> Iterator[Callable[[], Numbers]]:
-    """`vllm bench serve` from the moment when its requests start; yields the function that waits for its numbers.
+def vllms(client: Client, texts: Sequence[str], concurrency: int, site: Path) -> Numbers:
+    """`vllm bench serve`, asking prompts of our writer: its own 64 random tokens are 89 when their text is read again.
 
-    It asks prompts of our writer: its own of 64 random tokens are 89 when their text is tokenized again.
+    Raises RuntimeError.
     """
     with tempfile.TemporaryDirectory() as folder:
-        dataset = Path(folder) / "sharegpt.json"
+        dataset, result = Path(folder) / "sharegpt.json", Path(folder) / "result.json"
         dataset.write_text(json.dumps([{"conversations": [{"value": text}, {"value": ""}]} for text in texts]))
         command = [str(serving.PYTHON), "-m", "vllm.entrypoints.cli.main", "bench", "serve"]
         command += ["--backend=openai-chat", "--endpoint=/v1/chat/completions", f"--base-url={client.base_url}"]
         command += [f"--model={client.model}", f"--tokenizer={TOKENIZER}", "--ignore-eos", "--temperature=0"]
         command += ["--dataset-name=sharegpt", f"--dataset-path={dataset}", f"--sharegpt-output-len={ANSWER_TOKENS}"]
         command += [f"--num-prompts={len(texts)}", f"--max-concurrency={concurrency}", "--disable-shuffle"]
-        command += ["--disable-tqdm", "--save-result", f"--result-dir={folder}", "--result-filename=result.json"]
-        environment = {**serving.environment(site), "PYTHONUNBUFFERED": "1"}
-        with subprocess.Popen(
-            command, env=environment, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        ) as process:
-            assert process.stdout
-            said: list[str] = []
-
-            def numbers() -> Numbers:
-                said.append(process.communicate(timeout=LIMIT_S)[0])
-                result = Path(folder) / "result.json"
-                if process.returncode or not result.exists():
-                    raise RuntimeError(f"vllm bench serve ended {process.returncode}: {''.join(said)[-2000:]}")
-                found = json.loads(result.read_text())
-                tokens = len(texts) * ANSWER_TOKENS
-                if found["failed"] or found["total_output_tokens"] != tokens:
-                    raise RuntimeError(f"{found['failed']} requests failed, {found['total_output_tokens']} tokens came")
-                return {
-                    "prompt_tokens": found["total_input_tokens"] / len(texts),
-                    "ttft_ms": found["median_ttft_ms"],
-                    "tpot_ms": found["mean_tpot_ms"],
-                    "itl_ms": found["median_itl_ms"],
-                    "output_tok_s": found["output_throughput"],
-                }
-
-            for line in process.stdout:
-                said.append(line)
-                if line.startswith("Maximum request concurrency"):  # the last line before its first request
-                    break
-            try:
-                yield numbers
-            finally:
-                process.kill()
+        command += ["--disable-tqdm", "--save-result", f"--result-dir={folder}", f"--result-filename={result.name}"]
+        done = subprocess.run(
+            command,
+            env=serving.environment(site),
+            cwd=folder,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        if done.returncode or not result.exists():
+            raise RuntimeError(f"vllm bench serve ended {done.returncode}: {done.stdout[-2000:]}")
+        found = json.loads(result.read_text())
+    if found["failed"] or found["total_output_tokens"] != len(texts) * ANSWER_TOKENS:
+        raise RuntimeError(f"{found['failed']} requests failed, {found['total_output_tokens']} tokens came")
+    return {
+        "prompt_tokens": found["total_input_tokens"] / len(texts),
+        "ttft_ms": found["median_ttft_ms"],
+        "tpot_ms": found["mean_tpot_ms"],
+        "itl_ms": found["median_itl_ms"],
+        "output_tok_s": found["output_throughput"],
+    }
 
 
 def beside(url: str, model: str, site: Path, rounds: int) -> dict[str, Any]:
-    """Both tools at once on one server, by the number of streams of each."""
+    """Both tools in turns on one server, by the number of streams."""
     client = Client(url, model, timeout=LIMIT_S)
     found: dict[str, Any] = {}
     for concurrency in CONCURRENCY:
@@ -143,9 +132,8 @@ def beside(url: str, model: str, site: Path, rounds: int) -> dict[str, Any]:
         for n in range(rounds):
             writer = prompts.Writer(1000 * concurrency + n)
             sizing = sizing_of(client, writer)
-            with vllms(client, written(concurrency, writer, sizing), concurrency, site) as numbers:
-                own.append(ours(client, concurrency, writer, sizing))
-                other.append(numbers())
+            own.append(ours(client, concurrency, writer, sizing))
+            other.append(vllms(client, written(concurrency, writer, sizing), concurrency, site))
             print(concurrency, *({name: round(value, 2) for name, value in x[-1].items()} for x in (own, other)))
         found[str(concurrency)] = compare(own, other)
     return found
@@ -153,8 +141,9 @@ def beside(url: str, model: str, site: Path, rounds: int) -> dict[str, Any]:
 
 def compare(own: Sequence[Numbers], other: Sequence[Numbers]) -> dict[str, Any]:
     """Medians over the rounds, their difference, and the wider half range of the tools' own rounds (as shares)."""
-    found: dict[str, Any] = {}
-    for name in other[0]:
+    lengths = [statistics.fmean(one["prompt_tokens"] for one in rounds) for rounds in (own, other)]
+    found: dict[str, Any] = {"prompt_tokens": [round(length, 1) for length in lengths]}
+    for name in ("ttft_ms", "tpot_ms", "itl_ms", "output_tok_s"):
         mine, theirs = ([one[name] for one in rounds] for rounds in (own, other))
         middle = statistics.median(theirs)
         difference = statistics.median(mine) / middle - 1
