@@ -68,8 +68,8 @@ def judge(mutant: Mutant, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(measured: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Without what is the same in each row, or long."""
-    hidden = {"logprobs", "bound", "drift_bound", "identity"}
+    """Without what is the same in each row."""
+    hidden = {"bound", "drift_bound"}
     return measured and {key: value for key, value in measured.items() if key not in hidden}
 
 

@@ -117,15 +117,10 @@ def ask(url: str, server: Server) -> list[dict[str, Any]]:
                 "seconds": result["seconds"],
                 "concurrency": CONCURRENCY[n],
                 "not_passed": {c["name"]: c["reason"][:300] for c in result["cases"] if c["verdict"] != "pass"},
-                "measured": {c["name"]: _shown(c) for c in result["cases"] if c["kind"] in ("score", "agreement")},
+                "measured": {c["name"]: c["measured"] for c in result["cases"] if c["kind"] in ("score", "agreement")},
             }
         )
     return found
-
-
-def _shown(case: dict[str, Any]) -> dict[str, Any]:
-    """What a case measured, less what is long and known."""
-    return {key: value for key, value in (case["measured"] or {}).items() if key not in ("logprobs", "identity")}
 
 
 def measure(url: str) -> dict[str, Any]:

@@ -249,17 +249,18 @@ def test_without_load_there_is_no_pass() -> None:
     assert "too many requests" in case["reason"]
 
 
+class ScoresTwice(ScriptedModel):
+    """Scores a prompt twice and then no more."""
+
+    scored = 0
+
+    def score(self, body: Body) -> Body:
+        self.scored += 1
+        return super().score(body) if self.scored <= 2 else {"choices": []}
+
+
 def test_a_text_that_failed_alone_stays_failed() -> None:
-    class Short(ScriptedModel):
-        """Scores a prompt twice and then no more."""
-
-        scored = 0
-
-        def score(self, body: Body) -> Body:
-            self.scored += 1
-            return super().score(body) if self.scored <= 2 else {"choices": []}
-
-    model = Short(lambda _body, _seen: Answer("A story."), score_shift=lambda _tokens, _seen: -1.0)
+    model = ScoresTwice(lambda _body, _seen: Answer("A story."), score_shift=lambda _tokens, _seen: -1.0)
     with model.serve() as url:
         (case,) = ask(url, SCORED, perplexity={"prose": 1.5})["cases"]
     assert case["verdict"] == "fail"
@@ -383,16 +384,7 @@ def test_what_holds_nothing_is_refused(perplexity: Any, references: Any, reason:
 
 
 def test_a_text_that_is_not_scored_again_keeps_what_it_measured() -> None:
-    class Short(ScriptedModel):
-        """Scores a prompt twice and then no more."""
-
-        scored = 0
-
-        def score(self, body: Body) -> Body:
-            self.scored += 1
-            return super().score(body) if self.scored <= 2 else {"choices": []}
-
-    with Short(lambda _body, _seen: Answer("A story.")).serve() as url:
+    with ScoresTwice(lambda _body, _seen: Answer("A story.")).serve() as url:
         (case,) = ask(url, SCORED, perplexity={"prose": 1.5})["cases"]
     assert case["verdict"] == "could-not-run"
     assert case["measured"]["perplexity"] == pytest.approx(1.28, abs=0.1)
