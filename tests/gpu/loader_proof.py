@@ -53,7 +53,7 @@ OPTIONS = {
     "max_num_batched_tokens": 4096,
 }
 #: On a CPU: what serves there, and does the same sums as transformers.
-CPU_OPTIONS = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
+CPU_OPTIONS = {"dtype": "float32", "attention_backend": "CPU_MLA", "enforce_eager": True, "max_num_seqs": 8}
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ def joined(model: str, rank: int, size: int, port: int, dtype: str) -> Iterator[
         quantization="gguf",
         skip_tokenizer_init=True,
         dtype=dtype,
+        attention_backend="CPU_MLA",  # AMX_MLA, the choice of a CPU with AMX, has no float32
         enforce_eager=True,
         max_model_len=128,
         tensor_parallel_size=size,

@@ -38,6 +38,7 @@ def load(folder: Path, options: dict[str, Any]) -> Any:
         hf_overrides={"index_topk": 0},
         skip_tokenizer_init=True,
         dtype="float32",
+        attention_backend="CPU_MLA",  # AMX_MLA, the choice of a CPU with AMX, has no float32
         enforce_eager=True,
         max_model_len=128,
         max_logprobs=-1,
