@@ -5,7 +5,8 @@
 
 A long suite (about half a minute a mutant on two idle cores). Each result is kept in .cache/gates at once, so that an
 interrupted run goes on where it was; a mutant is asked again where it, the suite or the stack has changed. Each row
-names the digest of the code that judged. Writes tests/gates/mutants.json with the commit. Ends 0 only where every
+names its commit and the digest of the code that judged; rows of the committed result that today's code judged are kept
+too. Writes tests/gates/mutants.json with the commit. Ends 0 only where every
 mutant was caught by the gate's judgement and every control passed.
 """
 
@@ -30,6 +31,7 @@ from tests.gates.deployments import HERE, Mutant, Workshop
 from tests.gates.serving import ROOT, STACK, WORK
 
 RESULT = HERE / "mutants.json"
+RESULTS = WORK / "results"
 #: What a result speaks of. Of the gate, what judges.
 GATE = ("agreement", "answer_checks", "coherence", "coherence_suite", "haystack", "prose", "reference", "scoring")
 COVERS = [
@@ -73,9 +75,20 @@ def _shown(measured: dict[str, Any] | None) -> dict[str, Any] | None:
     return measured and {key: value for key, value in measured.items() if key not in hidden}
 
 
-def told(mutant: Mutant) -> dict[str, Any]:
-    """What a result says of its mutant."""
-    return {"group": mutant.group, "model": mutant.model, "control": mutant.control, "gate": JUDGED_BY[:12]}
+def told(mutant: Mutant, commit: str) -> dict[str, Any]:
+    """What a result says of its mutant, and on which commit it was asked."""
+    about = {"group": mutant.group, "model": mutant.model, "control": mutant.control}
+    return {**about, "commit": commit[:10], "gate": JUDGED_BY[:12], "key": kept(mutant).stem}
+
+
+def take_up() -> None:
+    """Keep the rows of the committed result that today's gate judged; a key tells whether they are of today's mutant."""
+    rows = json.loads(RESULT.read_text(encoding="utf-8"))["mutants"] if RESULT.exists() else {}
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for row in rows.values():
+        path = RESULTS / f"{row.get('key')}.json"
+        if row["gate"] == JUDGED_BY[:12] and "key" in row and not path.exists():
+            atomic.write_text(path, json.dumps(row))
 
 
 def ask(workshop: Workshop, mutant: Mutant) -> dict[str, Any]:
@@ -97,7 +110,7 @@ def ask(workshop: Workshop, mutant: Mutant) -> dict[str, Any]:
 def kept(mutant: Mutant) -> Path:
     """Where a mutant's result lies until all are there, named after all that it depends on."""
     parts = [mutant.digest, *texts(mutant.model)]
-    return WORK / "results" / f"{hashlib.sha256(''.join(parts).encode()).hexdigest()[:24]}.json"
+    return RESULTS / f"{hashlib.sha256(''.join(parts).encode()).hexdigest()[:24]}.json"
 
 
 def texts(model: str) -> list[str]:
@@ -139,6 +152,7 @@ def main() -> int:
     made_by = origin()
     mutants = deployments.load_mutants()
     rows: dict[str, Any] = {}
+    take_up()
     with Workshop() as workshop:
         for mutant in mutants.values():
             if arguments.only not in mutant.name and arguments.only != mutant.group:
@@ -147,8 +161,7 @@ def main() -> int:
             if arguments.collect and not path.exists():
                 continue
             if arguments.again or not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                row = {**told(mutant), **ask(workshop, mutant)}
+                row = {**told(mutant, made_by["commit"]), **ask(workshop, mutant)}
                 if row["outcome"] != NOT_RUN:
                     atomic.write_text(path, json.dumps(row))
             else:
