@@ -82,7 +82,7 @@ def told(mutant: Mutant, commit: str) -> dict[str, Any]:
 
 
 def take_up() -> None:
-    """Keep the rows of the committed result that today's gate judged; a key tells whether they are of today's mutant."""
+    """Keep the rows of the committed result that today's gate judged; the key says of which mutant they are."""
     rows = json.loads(RESULT.read_text(encoding="utf-8"))["mutants"] if RESULT.exists() else {}
     RESULTS.mkdir(parents=True, exist_ok=True)
     for row in rows.values():
