@@ -3,10 +3,13 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 STACK ?= vllm-0.32.0
+INVENTORY ?= inventory/example
 STACK_VENV := $(CURDIR)/.cache/stacks/$(STACK)-cpu
 GATES := PYTHONPATH=module_utils:tests/patches OCTOSERVE_STACK=$(STACK) OCTOSERVE_STACK_VENV=$(STACK_VENV) python -m
 
-.PHONY: demo test lint unit molecule test-patches test-gates test-gates-short test-stacks test-demo-patches test-gpu bench patches-import patches-export stack-new clean lock controller tools
+FAULTS := PYTHONPATH=module_utils python -m tests.faults.run
+
+.PHONY: demo test lint unit molecule test-patches test-gates test-gates-short test-faults test-stacks test-demo-patches test-gpu bench redeploy patches-import patches-export stack-new clean lock controller tools
 
 demo: controller  ## the main job, on a host made on this machine
 	ansible-playbook playbooks/sandbox.yml -i inventory/sandbox
@@ -26,8 +29,12 @@ lint: tools  ## ansible-lint, yamllint, ruff, mypy
 unit: tools  ## unit tests
 	pytest
 
-molecule: tools  ## scenarios in the sandbox
-	NO_COLOR=1 molecule test --all
+molecule: tools  ## scenarios in the sandbox; those that mostly wait run side by side
+	NO_COLOR=1 molecule test -s default
+	@mkdir -p .cache
+	@failed=0; for name in long_jobs redeploy service; do \
+	    NO_COLOR=1 molecule test -s $$name >.cache/molecule-$$name.log 2>&1 & pids="$$pids $$!:$$name"; done; \
+	for one in $$pids; do wait $${one%%:*} || failed=1; cat .cache/molecule-$${one##*:}.log; done; exit $$failed
 
 test-patches: tools  ## the patched stack against transformers, and without each patch
 	PYTHONPATH=module_utils python scripts/stack_venv.py $(STACK) cpu $(STACK_VENV)
@@ -47,11 +54,22 @@ test-gates: test-gates-short  ## every mutant, fifty healthy runs of two models,
 test-stacks: tools  ## the proofs on the other stacks (long; leaves results to commit)
 	PYTHONPATH=module_utils:scripts python tests/stacks/proofs.py $(filter-out $(STACK),$(notdir $(wildcard files/patches/*)))
 
+test-faults: tools  ## every fault, fifty kills of the controller at random tasks (long; leaves results to commit)
+	for name in service redeploy default; do NO_COLOR=1 molecule converge -s $$name || exit 1; done
+	$(FAULTS) service --host molecule-service=127.0.0.5 --save tests/faults/service.json
+	$(FAULTS) service --engine any --model tiny-glm --host molecule-default=127.0.0.3 --save tests/faults/vllm.json
+	$(FAULTS) redeploy --host molecule-redeploy=127.0.0.6 --all --random 50 --save tests/faults/redeploy.json
+	python -m tests.faults.table
+	for name in service redeploy default; do NO_COLOR=1 molecule destroy -s $$name || exit 1; done
+
 test-demo-patches: tools  ## the demo without each patch in turn (long; leaves a result to commit)
 	python tests/demo/without_each_patch.py
 
 test-gpu: tools  ## what needs real cards
 	pytest tests/gpu
+
+redeploy: controller  ## deploy where something changed: INVENTORY=inventory/example [ARGS=--always]
+	scripts/redeploy.py -i $(INVENTORY) $(ARGS)
 
 bench: demo tools  ## merge and verification beside cp, with the tool that the demo built; loading beside a plain read
 	python tests/bench/merge_speed.py --tool $$(echo .cache/sandbox/hosts/sandbox/opt/octoserve/llama.cpp/*/bin/llama-gguf-split)

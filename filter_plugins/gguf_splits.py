@@ -16,14 +16,15 @@ from octoserve.splits import SPLIT_NAME
 
 
 def gguf_splits(sources: Sequence[Mapping[str, Any]], folder: str) -> dict[str, Any]:
-    """Return {prefix, names, splits: [{path, sha256}]} of the one GGUF model among the files, its splits in order.
+    """Return {prefix, names, others, splits: [{path, sha256}]} of the one GGUF model among the files, splits in order.
 
-    `path` is where a file lies once it is fetched into the folder.
+    `path` is where a file lies once it is fetched into the folder, `others` names the files beside the model.
 
     Raises AnsibleFilterError where there is none, more than one, or where a split is not listed.
     """
     try:
-        files = [item for item in wanted_files(sources) if item.name.endswith(".gguf")]
+        wanted = wanted_files(sources)
+        files = [item for item in wanted if item.name.endswith(".gguf")]
     except (FetchError, KeyError, TypeError) as error:
         raise AnsibleFilterError(f"the model's sources are not usable: {error}") from error
     matches = {item.name: SPLIT_NAME.match(item.name) for item in files}
@@ -39,6 +40,7 @@ def gguf_splits(sources: Sequence[Mapping[str, Any]], folder: str) -> dict[str, 
     return {
         "prefix": prefixes.pop(),
         "names": [item.name for item in files],
+        "others": sorted({item.name for item in wanted} - {item.name for item in files}),
         "splits": [{"path": f"{folder}/{item.name}", "sha256": item.sha256} for item in files],
     }
 

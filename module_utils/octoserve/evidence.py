@@ -27,6 +27,8 @@ DID_NOT_RUN = "did-not-run"
 DEFAULT_INSTANCE = "main"
 COHERENCE = "coherence"
 THROUGHPUT = "throughput"
+PREFLIGHT = "preflight"
+PREFLIGHT_KEYS = ("ok", "counts", "container", "findings")
 # What a failure in a chapter's phase is called; the phase `gates` is told apart by the gate that did not hold.
 FAILED_PHASE = {"preflight": "preflight", "release": "install", "model": "install", "service": "start"}
 CONTEXT_KEYS = ("stack", "profile", "instance", "deployment", "restored", "rolled_back", "failed_phase")
@@ -64,6 +66,7 @@ class Task:
 class Run:
     """What one run did on one host, gathered task by task.
 
+    ``preflight`` holds the findings about the host, None where nobody looked.
     ``coherence`` and ``throughput`` are the gates' results, None where they did not run. ``context`` holds what
     the chapters tell: stack, profile, deployment, rolled_back, and ``restored``, the deployment that was to come back
     (``deployment`` null: there was none, the service is stopped). ``of_restored``: its gates' verdicts. ``failed``: the
@@ -76,6 +79,7 @@ class Run:
     seconds: dict[str, float] = field(default_factory=dict)
     coherence: dict[str, Any] | None = None
     throughput: dict[str, Any] | None = None
+    preflight: dict[str, Any] | None = None
     context: dict[str, Any] = field(default_factory=dict)
     of_restored: dict[str, bool] = field(default_factory=dict)
     failed: bool = False
@@ -90,6 +94,8 @@ class Run:
         # A module that broke, or a long job that was lost, gave no verdict.
         if "ok" not in result or result.get("skipped"):
             return
+        if task.action == PREFLIGHT:
+            self.preflight = {key: result.get(key) for key in PREFLIGHT_KEYS}
         if self.context.get("restored"):
             if task.action in ("coherence_gate", "throughput_gate"):
                 self.of_restored[task.action.removesuffix("_gate")] = bool(result["ok"])
@@ -192,6 +198,8 @@ def write(run: Run, reports: Path, template: Path, secrets: Iterable[str] = ()) 
         (raw / "tasks.jsonl").write_text("".join(f"{line}\n" for line in tasks), encoding="utf-8")
         _json(raw / "coherence.json", summary["coherence"])
         _json(raw / "throughput.json", measured)
+        if run.preflight is not None:
+            _json(raw / "preflight.json", redact(run.preflight, known))
         _json(building / "summary.json", summary)
         files = {
             "junit.xml": junit(summary, cause["message"] if cause else ""),

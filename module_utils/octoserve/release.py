@@ -15,6 +15,7 @@ from typing import Any
 from . import atomic, patches, venv
 
 RECORD = "release.json"
+PARTIAL = ".partial"
 
 
 class ReleaseError(RuntimeError):
@@ -60,8 +61,10 @@ def make(recipe: Recipe, phase: Callable[[str], None]) -> dict[str, Any]:
     complete = read_record(recipe.path)
     if complete:
         return complete
-    partial = recipe.path.with_name(f".{recipe.path.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = recipe.path.with_name(f".{recipe.path.name}{PARTIAL}")
+    # Also what other attempts left that nobody will finish: a release takes 15 GB.
+    for left in recipe.path.parent.glob(f".*{PARTIAL}"):
+        shutil.rmtree(left, ignore_errors=True)
     phase("install packages")
     venv.create(partial, recipe.python, recipe.source, recipe.uv)
     python = partial / "bin/python"

@@ -7,14 +7,17 @@ named by what went in, so that a finished one is never made again.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +89,26 @@ def gather(lock_file: Path, archive: Path, target: Target, extra_index_urls: Seq
     """
     wanted = pinned(lock_file.read_text())
     archive.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(archive.parent):
+        if archive.exists():  # another run on this machine was first
+            return len(wanted)
+        return _gather(lock_file, archive, target, extra_index_urls, wanted)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One run at a time gathers: deploys of several hosts share a controller, and each clears away what others left."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _gather(
+    lock_file: Path, archive: Path, target: Target, extra_index_urls: Sequence[str], wanted: Sequence[str]
+) -> int:
     for left in archive.parent.glob(f".{archive.stem}-*"):  # by a controller that was killed
         if left.is_dir():
             shutil.rmtree(left)

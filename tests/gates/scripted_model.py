@@ -89,7 +89,7 @@ class ScriptedModel:
     @contextmanager
     def serve(self) -> Iterator[str]:
         """Serve on a free port of the loopback interface until the block ends."""
-        server = QuietServer(("127.0.0.1", 0), self._handler())
+        server = QuietServer(("127.0.0.1", 0), self.handler())
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -199,7 +199,8 @@ class ScriptedModel:
         made = len(tokens_of(answer.text)) + len(tokens_of(answer.reasoning)) + 20 * len(answer.tool_calls) + 1
         return {"prompt_tokens": len(prompt_tokens(body)), "completion_tokens": made}
 
-    def _handler(self) -> type[EventHandler]:
+    def handler(self) -> type[EventHandler]:
+        """Its HTTP interface."""
         model = self
 
         class Handler(EventHandler):

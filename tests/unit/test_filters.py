@@ -67,11 +67,12 @@ def test_the_unit_starts_exactly_what_was_meant(filters: dict[str, Callable[...,
     words = filters["vllm_arguments"](options)
     # As Ansible sets it up; what this test does not give stays empty. It writes text, no HTML to escape.
     environment = jinja2.Environment(trim_blocks=True, undefined=jinja2.ChainableUndefined)
-    environment.filters.update(filters, basename=os.path.basename)
+    environment.filters.update(filters, basename=os.path.basename, dirname=os.path.dirname)
     template = environment.from_string((ROOT / "templates/vllm.service.j2").read_text())
     unit = template.render(
         {f"vllm_service_{name}": f"/srv/{name}" for name in PATHS}
         | {"vllm_service_model": "/srv/a model $x.gguf", "vllm_service_start_timeout": 600}
+        | {"vllm_service_start_attempts": 3}
         | {"_vllm_service_words": words}
     )
     assert systemd_syntax.exec_start(unit) == [

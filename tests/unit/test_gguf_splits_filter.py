@@ -27,6 +27,7 @@ def test_splits_are_found_in_order_among_other_files() -> None:
     assert found == {
         "prefix": "m",
         "names": ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"],
+        "others": ["config.json"],
         "splits": [
             {"path": "/models/m/m-00001-of-00002.gguf", "sha256": digest},
             {"path": "/models/m/m-00002-of-00002.gguf", "sha256": digest},

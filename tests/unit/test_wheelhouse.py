@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_wheels
@@ -119,3 +122,21 @@ def test_a_further_index_is_asked_for_what_the_first_lacks(tmp_path: Path, monke
     lock = tiny_wheels.lock(tmp_path / "lock.txt", [made])
     further = tiny_wheels.index(tmp_path / "further", [made])
     assert wheelhouse.gather(lock, tmp_path / "tools.tar", HERE, [further]) == 1
+
+
+def test_two_runs_at_once_gather_once(links: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = tiny_wheels.lock(tmp_path / "lock.txt", [tiny_wheels.greeter(links)])
+    archive = tmp_path / "out/tools.tar"
+    gathered = []
+    download = wheelhouse.download
+
+    def slow(*arguments: Any) -> None:
+        gathered.append(arguments)
+        time.sleep(0.5)  # long enough for the other to begin
+        download(*arguments)
+
+    monkeypatch.setattr(wheelhouse, "download", slow)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda _: wheelhouse.gather(lock, archive, HERE), range(2))) == [1, 1]
+    assert len(gathered) == 1
+    assert [path.name for path in archive.parent.iterdir()] == [archive.name]

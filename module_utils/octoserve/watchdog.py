@@ -1,0 +1,214 @@
+"""Watchdog: restarts a service whose engine hangs behind a healthy port, and leaves a busy one alone.
+
+    python -m octoserve.watchdog --unit octoserve-main.service --base-url http://127.0.0.1:8000 --model glm-5 …
+
+Run by a timer. Each run asks for one token and reads the server's counters. A server in a prefill of minutes does not
+answer in time, but its counters move; a hung one does not answer and its counters stand still. Only where that is so
+in several runs in a row, the service is restarted. Where the driver reported a fault that no restart mends, or a card
+is lost, the service is stopped instead, and stays so. What was seen is kept in a file between the runs.
+
+Ends 0 where there is nothing to do, 1 where the service was restarted, 2 where it was stopped for good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import requests
+
+from . import atomic, nvml, startup, xid
+from .openai_api import ApiError, Client
+
+if TYPE_CHECKING:
+    from octoserve.startup import UnitState
+
+#: Metrics of the engine that move while it computes, also in a long prefill, whose tokens are counted at its end only.
+COUNTERS = (
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:kv_cache_usage_perc",
+    "vllm:prefix_cache_queries_total",
+    "vllm:num_preemptions_total",
+)
+_SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?P<labels>\{.*\})? (?P<value>\S+)", re.MULTILINE)
+ANSWERS, BUSY, LOADING, NOT_RUNNING, SUSPECT, RESTART, HALT = (
+    *("answers", "busy", "loading", "not running", "suspect", "restart", "halt"),
+)
+EXIT_CODES = {RESTART: 1, HALT: 2}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to act: failed probes in a row, and seconds that a start may take until the first answer."""
+
+    failures: int
+    start_timeout_s: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one run saw. ``counters``: None where the server did not show them. ``fault``: what no restart mends.
+
+    ``at``: seconds since 1970, for people. ``age``: seconds since the start began, whatever the clock was set to.
+    """
+
+    at: float
+    state: UnitState
+    age: float
+    answered: bool
+    refusal: str = ""
+    counters: Mapping[str, float] | None = None
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is kept between runs, of one start of the service. Times are seconds since 1970."""
+
+    verdict: str = NOT_RUNNING
+    reason: str = ""
+    at: float = 0.0
+    invocation: str = ""
+    answered: bool = False
+    failures: int = 0
+    counters: Mapping[str, float] | None = None
+    series_since: float = 0.0  # when the first of the starts began that systemd made one after another
+
+
+def judge(memory: Memory, seen: Seen, limits: Limits) -> Memory:
+    """What to do, and what to remember. ``verdict`` of the result is one of the words above."""
+    if seen.state.invocation != memory.invocation:
+        since = memory.series_since if seen.state.restarts and memory.series_since else seen.at - seen.age
+        memory = Memory(invocation=seen.state.invocation, series_since=since)
+    now = replace(memory, at=seen.at)
+    if not seen.state.alive:
+        return replace(now, verdict=NOT_RUNNING, reason=f"unit is {seen.state.active} ({seen.state.result})")
+    if seen.answered:
+        return replace(now, verdict=ANSWERS, reason="", answered=True, failures=0, counters=seen.counters)
+    if seen.fault:
+        return replace(now, verdict=HALT, reason=seen.fault)
+    return _silent(now, seen, limits)
+
+
+def _silent(now: Memory, seen: Seen, limits: Limits) -> Memory:
+    """The verdict on a service that runs and did not answer: it loads, it works, or it hangs."""
+    if not now.answered:
+        if seen.age <= limits.start_timeout_s:
+            return replace(now, verdict=LOADING, reason=f"no answer yet, {seen.age:.0f} s after its start")
+        return replace(now, verdict=RESTART, reason=f"no answer {seen.age:.0f} s after its start: {seen.refusal}")
+    if seen.counters is not None and seen.counters != now.counters:
+        reason = f"no answer ({seen.refusal}), but its counters move"
+        return replace(now, verdict=BUSY, reason=reason, failures=0, counters=seen.counters)
+    failures = now.failures + 1
+    reason = f"no answer {failures} times in a row, counters stand still: {seen.refusal}"
+    return replace(now, verdict=RESTART if failures >= limits.failures else SUSPECT, reason=reason, failures=failures)
+
+
+def counters(exposition: str) -> dict[str, float]:
+    """The engine's counters in a Prometheus exposition, by name and labels."""
+    found = {}
+    for match in _SAMPLE.finditer(exposition):
+        if match["name"] in COUNTERS:
+            found[match["name"] + (match["labels"] or "")] = float(match["value"])
+    return found
+
+
+def load(path: Path) -> Memory:
+    """What earlier runs remembered; nothing where the file is absent or damaged."""
+    try:
+        return Memory(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return Memory()
+
+
+def look(unit: str, client: Client, memory: Memory, cards: bool) -> Seen:
+    """See how the service is."""
+
+    def read_counters() -> dict[str, float] | None:
+        return _read_counters(client.base_url, client.timeout)
+
+    at, state, age = time.time(), startup.unit_state(unit), startup.seconds_since_start(unit)
+    if not state.alive:
+        return Seen(at, state, age, answered=False)
+    try:
+        client.chat([{"role": "user", "content": "Say hello."}], max_tokens=1)
+        return Seen(at, state, age, answered=True, counters=read_counters())
+    except ApiError as error:
+        # A server that refuses is at work; that its key or model is another than here, no restart mends.
+        if error.status is not None and 400 <= error.status < 500:
+            return Seen(at, state, age, answered=True, refusal=str(error))
+        refusal = str(error)
+    since = memory.series_since if state.restarts and memory.series_since else at - age
+    fault = _fault(since) if cards else ""
+    return Seen(at, state, age, False, refusal, read_counters(), fault)
+
+
+def _read_counters(base_url: str, timeout: float) -> dict[str, float] | None:
+    with requests.Session() as session:
+        session.trust_env = False  # a proxy of the environment is for downloads
+        try:
+            answer = session.get(f"{base_url}/metrics", timeout=timeout)
+        except requests.RequestException:
+            return None
+    return counters(answer.text) if answer.ok else None
+
+
+def _fault(since: float) -> str:
+    """What the driver says that no restart mends, empty where it says nothing."""
+    found = xid.fatal(xid.kernel_log(since))
+    if found:
+        return f"{found}: {found.remedy}"
+    try:
+        with nvml.session() as read:
+            read()
+    except nvml.GpuError as error:
+        return str(error) if error.problem in (nvml.LOST_CARD, nvml.VERSION_MISMATCH) else ""
+    return ""
+
+
+def act(memory: Memory, unit: str) -> None:
+    """Restart or stop the service where that is the verdict. Raises CalledProcessError."""
+    if memory.verdict in EXIT_CODES:
+        verb = "restart" if memory.verdict == RESTART else "stop"
+        subprocess.run(["systemctl", "--no-block", verb, unit], check=True, timeout=60)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """One run."""
+    parser = argparse.ArgumentParser(prog="octoserve.watchdog", description="Restart a service that hangs.")
+    parser.add_argument("--unit", required=True, help="unit of the service")
+    parser.add_argument("--base-url", required=True, help="address of the server, without /v1")
+    parser.add_argument("--model", required=True, help="name under which the model is served")
+    parser.add_argument("--memory", type=Path, required=True, help="file that is kept between runs")
+    parser.add_argument("--probe-timeout", type=float, required=True, help="seconds to wait for one token")
+    parser.add_argument("--failures", type=int, required=True, help="failed probes in a row before a restart")
+    parser.add_argument("--start-timeout", type=float, required=True, help="seconds from a start to its first answer")
+    parser.add_argument("--cards", action="store_true", help="look for faults of GPUs, too")
+    options = parser.parse_args(argv)
+    client = Client(options.base_url, options.model, os.environ.get("VLLM_API_KEY"), options.probe_timeout)
+    memory = load(options.memory)
+    seen = look(options.unit, client, memory, options.cards)
+    found = judge(memory, seen, Limits(options.failures, options.start_timeout))
+    atomic.write_text(options.memory, json.dumps(_document(found)) + "\n")
+    line = f"{options.unit}: {found.verdict}" + (f": {found.reason}" if found.reason else "")
+    print(line, file=sys.stderr if found.verdict in EXIT_CODES else sys.stdout, flush=True)
+    act(found, options.unit)
+    return EXIT_CODES.get(found.verdict, 0)
+
+
+def _document(memory: Memory) -> dict[str, Any]:
+    return asdict(memory)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,324 @@
+"""Faults that a redeploy meets. The host ends better or as it was, and the next run mends the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from tests.faults.host import ROOT, FaultError, Host
+
+INVENTORY = ROOT / "tests/molecule/redeploy/inventory"
+MODEL = "/var/lib/octoserve/models/fake/tiny-glm-00002-of-00003.gguf"
+RELEASES = "/opt/octoserve/releases"
+TIMEOUT_S = 400
+#: What a run looks like at most, for the random kills; later than the last task, nothing is killed.
+TASKS = 110
+OLD, NEW = "fake", "better"
+NEXT, PROVEN = "the next run goes on", "what was proven serves, the next run goes on"
+#: Removes every release that no process runs from, so that there is something to install.
+FORGET = f"""cd {RELEASES} && for r in *; do
+    systemctl show --property=ExecStart octoserve-main | grep -q "/$r/" || rm -rf "$r"; done"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended: exit code, what it said, seconds."""
+
+    code: int
+    output: str
+    seconds: float
+
+
+class Run:
+    """A run of ansible-playbook or of scripts/redeploy.py in a process group of its own."""
+
+    def __init__(self, *command: str, environment: Mapping[str, str] | None = None) -> None:
+        self.began = time.monotonic()
+        where = {**os.environ, "PIP_FIND_LINKS": str(ROOT / ".cache/fake_engine/wheels"), "NO_COLOR": "1"}
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**where, **(environment or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+
+    @property
+    def _stdout(self) -> IO[str]:
+        if self.process.stdout is None:
+            raise FaultError("the run has no output")
+        return self.process.stdout
+
+    def tasks(self) -> Iterator[str]:
+        """Names of its tasks, each as it begins."""
+        for line in self._stdout:
+            self.lines.append(line)
+            if line.startswith("TASK ["):
+                yield line.removeprefix("TASK [").partition("]")[0]
+
+    def until(self, task: str) -> None:
+        """Read until a task begins whose name holds this text. Raises FaultError where none does."""
+        if not any(task in name for name in self.tasks()):
+            raise FaultError(f"no task {task!r}: {''.join(self.lines)[-1500:]}")
+
+    def kill(self) -> None:
+        """End the controller as a power cut of its machine would: every process, without a word."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def end(self) -> Ended:
+        """Wait for the end."""
+        for line in self._stdout:
+            self.lines.append(line)
+        code = self.process.wait(TIMEOUT_S)
+        return Ended(code, "".join(self.lines), time.monotonic() - self.began)
+
+
+def redeploy(profile: str, *options: str, environment: Mapping[str, str] | None = None) -> Run:
+    """scripts/redeploy.py of a profile, with --always unless there are options."""
+    words = [sys.executable, str(ROOT / "scripts/redeploy.py"), *(options or ("-i", str(INVENTORY), "--always"))]
+    return Run(*words, "--", "-e", f"octoserve_profile={profile}", environment=environment)
+
+
+def playbook(name: str, *options: str) -> Run:
+    """A playbook, as anyone would run it."""
+    return Run("ansible-playbook", name, "-i", str(INVENTORY), *options)
+
+
+def ends(run: Run, code: int, *words: str) -> Ended:
+    """Wait, and raise FaultError unless it ends with this code and says all of these."""
+    ended = run.end()
+    missing = [word for word in words if word not in ended.output]
+    if ended.code != code or missing:
+        raise FaultError(f"ended with {ended.code}, wanted {code} and {missing}: {ended.output[-3000:]}")
+    return ended
+
+
+def serves(host: Host, profile: str) -> None:
+    """The current deployment is of this profile, passed, and answers right."""
+    state = host.state()
+    record = host.run(f"cat /var/lib/octoserve/deployments/main/{state['current']:04d}/deployment.json")
+    if f'"profile": "{profile}"' not in record or state["states"][state["current"]] != "passed":
+        raise FaultError(f"wanted {profile} to serve, found {state} {record[-300:]}")
+    host.until(f"{profile} answers right", 30, lambda: "Paris" in (host.answer() or ""))
+
+
+@dataclass(frozen=True)
+class Case:
+    """``meet`` injects the fault and judges how it ended. ``short``: part of `make test`."""
+
+    name: str
+    ends: str
+    meet: Callable[[Host], Any]
+    short: bool = False
+
+
+def serving(host: Host) -> str:
+    """The profile of the current deployment."""
+    record = host.run("cat /var/lib/octoserve/deployments/main/current/deployment.json")
+    return str(json.loads(record)["profile"])
+
+
+def another(host: Host) -> str:
+    """A good profile that does not serve now."""
+    return NEW if serving(host) == OLD else OLD
+
+
+def unchanged(host: Host) -> None:
+    """A run without a change."""
+    before = host.unit()["InvocationID"]
+    ends(redeploy(serving(host), "-i", str(INVENTORY)), 0, "nothing to do", "0 changes")
+    if host.unit()["InvocationID"] != before:
+        raise FaultError("it was restarted")
+
+
+def rolled_back(profile: str, phase: str) -> Callable[[Host], None]:
+    """A deployment that does not pass, and the one before it afterwards."""
+
+    def meet(host: Host) -> None:
+        before, good = host.state()["current"], serving(host)
+        ends(redeploy(profile), 15, f"Deployment {before}, which served before, is back", phase)
+        after = host.state()
+        if after["current"] != before or after["states"][max(after["states"])] != "failed":
+            raise FaultError(f"deployment {before} served, now {after}")
+        serves(host, good)
+
+    return meet
+
+
+def better_and_back(host: Host) -> None:
+    """A good deployment on another release, and the way back by hand."""
+    before, old, new = host.state()["current"], serving(host), another(host)
+    ends(redeploy(new), 0)
+    serves(host, new)
+    ends(playbook("playbooks/rollback.yml"), 0)
+    serves(host, old)
+    if host.state()["current"] != before:
+        raise FaultError(f"wanted {before} back, found {host.state()}")
+
+
+def second_run(host: Host) -> None:
+    """A second run while the first one loads a model: it is refused, and names the first."""
+    first = redeploy("loading")
+    first.until("Wait for a real completion")
+    second = Run("ansible-playbook", "site.yml", "-i", str(INVENTORY), "-e", "octoserve_lock_timeout=2")
+    ended = second.end()
+    if ended.code == 0 or "this host is locked by" not in ended.output or "site.yml" not in ended.output:
+        raise FaultError(f"wanted it refused, found {ended.code}: {ended.output[-2000:]}")
+    ends(first, 0)
+    serves(host, "loading")
+
+
+def killed_at(task: str) -> Callable[[Host], None]:
+    """The controller dies when a task begins; the next run mends."""
+
+    def meet(host: Host) -> None:
+        new = another(host)
+        host.run(FORGET)
+        run = playbook("site.yml", "-e", f"octoserve_profile={new}")
+        run.until(task)
+        time.sleep(1)
+        run.kill()
+        ends(redeploy(new), 0)
+        serves(host, new)
+
+    return meet
+
+
+def power_cut_at(task: str) -> Callable[[Host], None]:
+    """The host loses its power when a task begins; after boot what was proven serves, and the next run mends."""
+
+    def meet(host: Host) -> None:
+        old, new = serving(host), another(host)
+        host.run(FORGET)
+        run = playbook("site.yml", "-e", f"octoserve_profile={new}")
+        run.until(task)
+        time.sleep(0.5)
+        host.cut_power()
+        host.sandbox("start")
+        run.end()
+        serves(host, old)
+        ends(redeploy(new), 0)
+        serves(host, new)
+
+    return meet
+
+
+def model_truncated(host: Host) -> None:
+    """A file of the model lost its end; a redeploy fetches it again."""
+    good = serving(host)
+    host.run(f"truncate -s 100 {MODEL}")
+    ends(redeploy(good), 0)
+    serves(host, good)
+
+
+@contextmanager
+def releases_on(host: Host, size: str) -> Iterator[None]:
+    """The releases on a disk of this size."""
+    host.run(
+        f"mount -t tmpfs -o size={size},mode=755 tmpfs /mnt && cp -a {RELEASES}/. /mnt && mount --bind /mnt {RELEASES}"
+    )
+    try:
+        yield
+    finally:
+        host.run(f"umount {RELEASES} /mnt")
+
+
+def no_room(host: Host) -> None:
+    """A disk that cannot take another release."""
+    good = serving(host)
+    host.run(FORGET)
+    with releases_on(host, "100m"):
+        ends(redeploy(another(host)), 10, "release")
+    serves(host, good)
+
+
+def disk_fills(host: Host) -> None:
+    """A disk that fills while the release is installed."""
+    good, new = serving(host), another(host)
+    host.run(FORGET)
+    with releases_on(host, "9g"):
+        run = redeploy(new)
+        run.until("Copy lock and patches")
+        host.run(f"fallocate -l $(( $(df --output=avail -B1 {RELEASES} | tail -n 1) - 100000 )) {RELEASES}/filler")
+        ends(run, 11, "No space left")
+        serves(host, good)
+    ends(redeploy(new), 0)
+    serves(host, new)
+
+
+def no_room_for_reports(host: Host) -> None:
+    """The controller cannot write its report; the deployment stands all the same, and the run says what is missing."""
+    new = another(host)
+    folder = Path("/run/octoserve-no-room")
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(folder)], check=True)
+    try:
+        ends(redeploy(new, environment={"OCTOSERVE_REPORTS": str(folder)}), 1, "no report of", "no report was written")
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+        folder.rmdir()
+    serves(host, new)
+
+
+CASES = [
+    Case("a run without a change", "nothing is done", unchanged, short=True),
+    Case(
+        "a deployment that answers wrong", "the one before is back and proven", rolled_back("wrong", "coherence"), True
+    ),
+    Case("a deployment that is too slow", "the one before is back and proven", rolled_back("slow", "throughput")),
+    Case("a deployment that does not start", "the one before is back and proven", rolled_back("broken", "start")),
+    Case("a good deployment, and back by hand", "each serves in its turn", better_and_back, short=True),
+    Case("a second run at the same time", "refused, names the first; the first ends well", second_run, short=True),
+    Case("the controller dies while it installs", NEXT, killed_at("Install, patch, compile")),
+    Case("the controller dies before the restart", NEXT, killed_at("Write the unit"), short=True),
+    Case("the controller dies during the gates", NEXT, killed_at("Measure the decode rate")),
+    Case("a power cut while it installs", PROVEN, power_cut_at("Install, patch")),
+    Case("a power cut during a start", PROVEN, power_cut_at("Wait for a real"), short=True),
+    Case("a power cut during the gates", PROVEN, power_cut_at("Ask the questions")),
+    Case("a truncated file of the model", "fetched again", model_truncated),
+    Case("no room for a release", "found in preflight, nothing touched", no_room),
+    Case(
+        "a disk that fills during the installation", "fails there, the old one serves; the next run goes on", disk_fills
+    ),
+    Case("no room for the report", "deployed; the run says what is missing", no_room_for_reports),
+]
+
+
+def killed_at_random(host: Host, seed: int) -> str:
+    """The controller dies at a task that a seed chooses; the next run mends. Returns the task."""
+    at = random.Random(seed).randrange(1, TASKS)
+    profile = (OLD, NEW)[seed % 2]
+    run = playbook("site.yml", "-e", f"octoserve_profile={profile}")
+    name = "its end"
+    for number, task in enumerate(run.tasks(), 1):
+        if number == at:
+            time.sleep(random.Random(seed).random())
+            run.kill()
+            name = task
+            break
+    else:
+        run.end()
+    ends(redeploy(profile), 0)
+    serves(host, profile)
+    return name
+
+
+def meet(host: Host, case: Case) -> None:
+    """Meet one fault; nothing may be left behind."""
+    case.meet(host)
+    if left := host.left_behind():
+        raise FaultError(f"left behind: {left}")

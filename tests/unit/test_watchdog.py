@@ -1,0 +1,119 @@
+"""The watchdog restarts what hangs, and only that: busy, loading and stopped services are left alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from octoserve import watchdog
+from octoserve.startup import UnitState
+from octoserve.watchdog import BUSY, HALT, LOADING, NOT_RUNNING, RESTART, SUSPECT, Limits, Memory, Seen, judge
+
+LIMITS = Limits(failures=3, start_timeout_s=600)
+RUNS = UnitState("active", "running", "success", "0", "start-1", 0)
+STILL = {"vllm:prompt_tokens_total": 10.0, "vllm:kv_cache_usage_perc": 0.5}
+
+
+def seen(**changes: Any) -> Seen:
+    """A look at a server that has run for an hour and does not answer."""
+    return replace(Seen(1e9, RUNS, 3600.0, answered=False, refusal="timed out", counters=STILL), **changes)
+
+
+@pytest.fixture
+def healthy() -> Memory:
+    """After an answer."""
+    return judge(Memory(), seen(answered=True), LIMITS)
+
+
+def test_a_hang_is_restarted_after_some_failures_in_a_row(healthy: Memory) -> None:
+    verdicts = []
+    memory = healthy
+    for _ in range(3):
+        memory = judge(memory, seen(), LIMITS)
+        verdicts.append(memory.verdict)
+    assert verdicts == [SUSPECT, SUSPECT, RESTART]
+    assert "3 times in a row" in memory.reason
+
+
+def test_an_answer_forgets_failures(healthy: Memory) -> None:
+    memory = judge(judge(healthy, seen(), LIMITS), seen(), LIMITS)
+    memory = judge(memory, seen(answered=True), LIMITS)
+    assert judge(memory, seen(), LIMITS).verdict == SUSPECT
+
+
+@pytest.mark.parametrize("name", sorted(STILL))
+def test_a_server_whose_counters_move_is_busy(healthy: Memory, name: str) -> None:
+    memory = judge(judge(healthy, seen(), LIMITS), seen(), LIMITS)
+    for step in range(1, 9):
+        memory = judge(memory, seen(counters={**STILL, name: 100.0 + step}), LIMITS)
+        assert memory.verdict == BUSY
+    assert judge(memory, seen(counters=memory.counters), LIMITS).verdict == SUSPECT, "it counts anew"
+
+
+def test_a_server_that_shows_no_counters_is_no_busy_one(healthy: Memory) -> None:
+    memory = healthy
+    for _ in range(3):
+        memory = judge(memory, seen(counters=None), LIMITS)
+    assert memory.verdict == RESTART
+
+
+def test_a_start_has_its_time_and_no_more() -> None:
+    loading = judge(Memory(), seen(age=599.0), LIMITS)
+    assert loading.verdict == LOADING
+    assert judge(loading, seen(age=601.0), LIMITS).verdict == RESTART
+
+
+def test_a_clock_that_is_set_does_not_matter() -> None:
+    loading = judge(Memory(), seen(age=10.0), LIMITS)
+    assert judge(loading, seen(at=2e9, age=12.0), LIMITS).verdict == LOADING
+    assert judge(loading, seen(at=0.0, age=12.0), LIMITS).verdict == LOADING
+
+
+def test_another_start_begins_anew(healthy: Memory) -> None:
+    memory = judge(judge(healthy, seen(), LIMITS), seen(), LIMITS)
+    other = replace(RUNS, invocation="start-2", restarts=1)
+    assert judge(memory, seen(state=other, age=5.0), LIMITS).verdict == LOADING
+
+
+def test_what_no_restart_mends_ends_the_restarts(healthy: Memory) -> None:
+    memory = judge(healthy, seen(fault="Xid 79 of the GPU"), LIMITS)
+    assert (memory.verdict, memory.reason) == (HALT, "Xid 79 of the GPU")
+    assert judge(healthy, seen(answered=True, fault="Xid 79 of the GPU"), LIMITS).verdict == watchdog.ANSWERS
+
+
+@pytest.mark.parametrize("active", ["inactive", "failed", "deactivating"])
+def test_a_service_that_does_not_run_is_left_alone(healthy: Memory, active: str) -> None:
+    assert judge(healthy, seen(state=replace(RUNS, active=active)), LIMITS).verdict == NOT_RUNNING
+
+
+def test_faults_count_since_the_first_of_the_starts_in_a_row() -> None:
+    first = judge(Memory(), seen(at=1000.0, age=100.0), LIMITS)
+    assert first.series_since == 900.0
+    again = judge(first, seen(at=2000.0, age=1.0, state=replace(RUNS, invocation="start-2", restarts=1)), LIMITS)
+    assert again.series_since == 900.0
+    by_hand = judge(again, seen(at=3000.0, age=1.0, state=replace(RUNS, invocation="start-3")), LIMITS)
+    assert by_hand.series_since == 2999.0
+
+
+def test_counters_are_read_from_an_exposition() -> None:
+    text = """# HELP vllm:prompt_tokens_total Number of prefill tokens processed.
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{engine="0",model_name="glm-5"} 1234.0
+vllm:num_requests_waiting{engine="0",model_name="glm-5"} 3.0
+vllm:kv_cache_usage_perc{engine="0",model_name="glm-5"} 1.5e-05
+http_requests_total{handler="/v1/chat/completions"} 7.0
+"""
+    assert watchdog.counters(text) == {
+        'vllm:prompt_tokens_total{engine="0",model_name="glm-5"}': 1234.0,
+        'vllm:kv_cache_usage_perc{engine="0",model_name="glm-5"}': 1.5e-05,
+    }
+
+
+def test_memory_survives_and_damage_forgets(tmp_path: Any) -> None:
+    path = tmp_path / "memory.json"
+    assert watchdog.load(path) == Memory()
+    path.write_text('{"verdict": "busy", "failures": 2}')
+    assert watchdog.load(path).failures == 2
+    path.write_text('{"verdict": "busy", "fail')
+    assert watchdog.load(path) == Memory()
