@@ -57,7 +57,7 @@ test-stacks: tools  ## the proofs on the other stacks (long; leaves results to c
 test-faults: tools  ## every fault, fifty kills of the controller at random tasks (long; leaves results to commit)
 	for name in service redeploy default; do NO_COLOR=1 molecule converge -s $$name || exit 1; done
 	$(FAULTS) service --host molecule-service=127.0.0.5 --save tests/faults/service.json
-	$(FAULTS) service --engine any --model tiny-glm --host molecule-default=127.0.0.3 --save tests/faults/vllm.json
+	$(FAULTS) service --engine real --model tiny-glm --host molecule-default=127.0.0.3 --save tests/faults/vllm.json
 	$(FAULTS) redeploy --host molecule-redeploy=127.0.0.6 --all --random 50 --save tests/faults/redeploy.json
 	python -m tests.faults.table
 	for name in service redeploy default; do NO_COLOR=1 molecule destroy -s $$name || exit 1; done

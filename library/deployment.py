@@ -16,7 +16,8 @@ options:
   state:
     description:
       - V(recorded) writes the next record, unless the newest one has this O(content).
-      - V(passed) notes that the gates of O(number) passed and makes it C(current).
+      - V(passed) notes that the gates of O(number) passed and makes it C(current). It fails where that one went out of
+        service meanwhile.
       - V(failed) notes that O(number) did not come up or did not pass; C(current) stays.
       - V(chosen) goes back to O(number), by default to C(current), notes newer ones as retired and returns its content.
       - V(running) only looks which one runs, the newest that is not out of service, and lists all.
@@ -112,6 +113,11 @@ def recorded(folder: Path, content: dict[str, Any], write: bool) -> dict[str, An
 def moved(folder: Path, number: int, state: str, write: bool) -> dict[str, Any]:
     """Note how far a deployment came."""
     before = {"state": deployment.state(folder, number), "current": deployment.current(folder)}
+    if state == "passed" and before["state"] in deployment.OUT:
+        raise deployment.DeploymentError(
+            f"deployment {number} is {before['state']} since its gates began: the host was started anew, or another "
+            "run was at work. What passed was another deployment; run again"
+        )
     after = {"state": state, "current": number if state == "passed" else before["current"]}
     if write:
         deployment.read(folder, number)  # an absent or damaged record must not become current

@@ -11,9 +11,13 @@ description:
   - Never removes a model; names those that no kept deployment serves.
 options:
   state_dir:
-    description: Folder that holds C(deployments) and C(models).
+    description: Folder that holds C(deployments).
     type: path
     required: true
+  models:
+    description: Folder of the models.
+    type: path
+    default: /var/lib/octoserve/models
   releases:
     description: Folder of the releases.
     type: path
@@ -71,6 +75,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "state_dir": {"type": "path", "required": True},
+            "models": {"type": "path", "default": "/var/lib/octoserve/models"},
             "releases": {"type": "path", "required": True},
             "cache": {"type": "path", "default": "/var/cache/octoserve"},
             "instance": {"type": "str", "required": True},
@@ -81,14 +86,16 @@ def main() -> None:
     params = module.params
     if params["keep"] < 1:
         module.fail_json(msg=f"keep is {params['keep']}, wanted at least 1: the current deployment always stays")
-    paths = (Path(params[name]) for name in ("state_dir", "releases", "cache"))
+    paths = (Path(params[name]) for name in ("state_dir", "models", "releases", "cache"))
+    places = reclaim.Places(*paths, instance=params["instance"])
     try:
-        found = reclaim.surplus(*paths, params["instance"], params["keep"])
+        found = reclaim.surplus(places, params["keep"])
+        folders = [*reclaim.leftovers(places), *found.folders]
         if not module.check_mode:
-            reclaim.remove(found)
+            reclaim.remove(folders)
     except (OSError, deployment.DeploymentError) as error:
         module.fail_json(msg=f"nothing more is removed: {error}")
-    names = [str(path) for path in found.folders]
+    names = [str(path) for path in folders]
     module.exit_json(
         changed=bool(names),
         removed=names,

@@ -64,6 +64,8 @@ def run(command: Sequence[str]) -> tuple[int, str]:
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
     def hand_on(number: int, _frame: FrameType | None) -> None:
+        if child.poll() is not None:  # between two runs: the next one does not begin
+            raise SystemExit(128 + number)
         child.send_signal(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -110,17 +112,21 @@ def main(argv: Sequence[str]) -> int:
         if not found:
             return ended(NO_VERDICT, "the check run met no host; is the inventory the right one?")
         if options.check or not any(found.values()):
-            told = ", ".join(f"{host}: {number} changes" for host, number in found.items())
-            return ended(0, f"{'would change' if options.check else 'nothing to do'} ({told})")
+            count = ", ".join(f"{host}: {number} changes" for host, number in found.items())
+            return ended(0, f"{'would change' if options.check else 'nothing to do'} ({count})")
     started = time.time()
-    status, _ = run(command)
+    status, output = run(command)
     reports = reports_since(Path(os.environ.get("OCTOSERVE_REPORTS") or ROOT / "reports"), started)
     tell(reports.values())
     codes = {host: code_of(json.loads((path / "summary.json").read_text())) for host, path in reports.items()}
+    codes |= {host: NO_VERDICT for host in changes(output) if host not in codes}
     worst = max(codes.values(), default=NO_VERDICT)
     if status != 0 and worst == 0:
         worst = NO_VERDICT
-    return ended(worst, ", ".join(f"{host}: {code}" for host, code in codes.items()) or "no report was written")
+    without = [host for host in codes if host not in reports]
+    told = [f"{host}: {code}" for host, code in codes.items() if host in reports]
+    told += [f"no report was written of {' and '.join(without) or 'any host'}"] if without or not codes else []
+    return ended(worst, ", ".join(told))
 
 
 if __name__ == "__main__":

@@ -11,10 +11,12 @@ and says so: what is left is found by the start that lacks the room.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import pwd
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder that this is about
@@ -42,28 +44,29 @@ def used(folder: Path, proc: Path = PROC) -> set[Identity]:
     found: set[Identity] = set()
     for entry in proc.iterdir():
         if entry.name.isdigit():
-            for path in _paths_of(entry):
-                found |= _identity(path, folder)
+            found |= _mapped(entry, folder) | _open(entry, folder)
     return found
 
 
-def _paths_of(process: Path) -> Iterator[Path]:
-    """Links of a process to what it maps and holds open; nothing where it has ended."""
-    for kind in ("map_files", "fd"):
-        try:
-            yield from (process / kind).iterdir()
-        except OSError:
-            continue
-
-
-def _identity(link: Path, folder: Path) -> set[Identity]:
+def _mapped(process: Path, folder: Path) -> set[Identity]:
+    """From the table of mappings, which also says it where the files themselves may not be looked at."""
     try:
-        if not link.readlink().is_relative_to(folder):
-            return set()
-        about = link.stat()
-    except OSError:
+        lines = (process / "maps").read_text(errors="replace").splitlines()
+    except OSError:  # the process has ended
         return set()
-    return {(about.st_dev, about.st_ino)}
+    rows = [line.split(None, 5) for line in lines if f" {folder}/" in line]
+    return {(os.makedev(*(int(part, 16) for part in row[3].split(":"))), int(row[4])) for row in rows}
+
+
+def _open(process: Path, folder: Path) -> set[Identity]:
+    found = set()
+    with contextlib.suppress(OSError):  # the process has ended
+        for link in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                if link.readlink().is_relative_to(folder):
+                    about = link.stat()
+                    found.add((about.st_dev, about.st_ino))
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,8 +1,9 @@
 """One lock on the host keeps two runs apart, and names who has it.
 
 The lock is a file that says which run has it, and over which connection it came. It needs no cleaning up: it counts
-only while that connection is open, and a connection ends at the latest a minute after its controller did (ssh's
-ControlPersist). A controller that finds a lock of its own knows sooner, since it sees whether that run still lives.
+only while that connection is open. A connection ends some minutes after its controller did (ssh's ControlPersist), or
+where the controller lost its power, when TCP's keepalive notices. A controller that finds a lock of its own knows
+sooner, since it sees whether that run still lives.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class LockedError(RuntimeError):
     def __init__(self, path: Path, holder: Holder) -> None:
         self.holder = holder
         super().__init__(
-            f"this host is locked by {holder}; its connection is open. Wait for that run to end, or end it. "
+            f"this host is locked by {holder}; its connection is open, as far as can be told. "
+            "Wait for that run to end, or end it. "
             f"Where it is certainly gone, remove {path}"
         )
 
@@ -103,21 +105,25 @@ def read(folder: Path) -> Holder | None:
 
 
 def is_connected(holder: Holder, proc: Path = Path("/proc")) -> bool:
-    """Whether the connection over which the lock was taken is still open."""
-    return holder.connection is not None and process(holder.connection.pid, proc) == holder.connection
+    """Whether the connection over which the lock was taken is still open; True where it could not be told."""
+    return holder.connection is None or process(holder.connection.pid, proc) == holder.connection
 
 
 def connection_of(pid: int, proc: Path = Path("/proc")) -> Process | None:
-    """The process that serves the connection over which this one was started, None where there is none."""
+    """The process that serves the connection over which this one was started, None where there is none that is known.
+
+    The outermost that is, as Ansible's own forks end with their task; but not sshd itself, which serves everybody.
+    """
+    found = None
     while pid > 1:
         try:
             name, parent, started = _stat(pid, proc)
         except OSError:
-            return None
-        if name.startswith(CONNECTIONS):
-            return Process(pid, started)
+            break
+        if name.startswith(CONNECTIONS) and not (name.startswith("sshd") and parent == 1):
+            found = Process(pid, started)
         pid = parent
-    return None
+    return found
 
 
 def process(pid: int, proc: Path = Path("/proc")) -> Process | None:

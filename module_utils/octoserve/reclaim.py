@@ -12,6 +12,8 @@ from pathlib import Path
 
 from . import deployment
 
+GOING = ".going"
+
 
 @dataclass(frozen=True)
 class Surplus:
@@ -40,12 +42,28 @@ def kept(folder: Path, keep: int) -> set[int]:
     return {number for number in numbers if number >= current} | set(passed[-keep:]) | {current}
 
 
-def surplus(state_dir: Path, releases: Path, cache: Path, instance: str, keep: int) -> Surplus:
+@dataclass(frozen=True)
+class Places:
+    """Where an instance has its things."""
+
+    state: Path
+    models: Path
+    releases: Path
+    cache: Path
+    instance: str
+
+    @property
+    def deployments(self) -> Path:
+        """Records of the instance."""
+        return self.state / "deployments" / self.instance
+
+
+def surplus(places: Places, keep: int) -> Surplus:
     """What may go of an instance; of its deployments that passed, ``keep`` stay. Raises DeploymentError."""
-    folder = state_dir / "deployments" / instance
+    folder = places.deployments
     stay = kept(folder, max(keep, 1))
     go = [number for number in deployment.numbers(folder) if number not in stay]
-    others = [path for path in (state_dir / "deployments").glob("*") if path.name != instance]
+    others = [path for path in folder.parent.glob("*") if path.name != places.instance]
     needed = [(folder, stay), *((path, set(deployment.numbers(path))) for path in others)]
     contents = [deployment.read(where, number) for where, numbers in needed for number in sorted(numbers)]
     in_use = {content.get("release") for content in contents}
@@ -53,10 +71,10 @@ def surplus(state_dir: Path, releases: Path, cache: Path, instance: str, keep: i
     unused = sorted({str(deployment.read(folder, number).get("release")) for number in go} - in_use)
     served = {(content.get("model_files") or {}).get("folder") for content in contents}
     served |= {str(Path(content["model"]).parent) for content in contents if "model" in content}
-    models = [path for path in sorted((state_dir / "models").glob("*")) if path.is_dir() and str(path) not in served]
+    models = [path for path in sorted(places.models.glob("*")) if path.is_dir() and str(path) not in served]
     return Surplus(
-        caches=_there(cache / name for name in unused),
-        releases=_there(releases / name for name in unused),
+        caches=_there(places.cache / name for name in unused),
+        releases=_there(places.releases / name for name in unused),
         deployments=tuple(folder / deployment.name_of(number) for number in go),
         unused_models=tuple(models) if contents else (),
     )
@@ -66,10 +84,16 @@ def _there(paths: Iterable[Path]) -> tuple[Path, ...]:
     return tuple(path for path in paths if path.is_dir())
 
 
-def remove(found: Surplus) -> None:
-    """Remove what may go. A folder is renamed first, so that none is ever half there under its name. Raises OSError."""
-    for path in found.folders:
-        going = path.with_name(f".{path.name}.going")
-        shutil.rmtree(going, ignore_errors=True)
-        path.rename(going)
+def leftovers(places: Places) -> list[Path]:
+    """What an earlier run renamed to remove it, and did not come to the end."""
+    folders = (places.cache, places.releases, places.deployments)
+    return [path for folder in folders for path in sorted(folder.glob(f".*{GOING}"))]
+
+
+def remove(folders: Iterable[Path]) -> None:
+    """Remove folders. Each is renamed first, so that none is ever half there under its name. Raises OSError."""
+    for path in folders:
+        going = path if path.name.endswith(GOING) else path.with_name(f".{path.name}{GOING}")
+        if going != path:
+            path.rename(going)
         shutil.rmtree(going)

@@ -37,20 +37,32 @@ def environment_text(content: dict[str, Any], before: str) -> str:
     return "".join(sorted(lines, key=lambda line: line.partition("=")[0]))
 
 
-def recover(folder: Path, unit: Path, environment: Path) -> None:
-    """Write unit and environment of the proven deployment, then note the others as failed.
+def recover(folder: Path, number: int, unit: Path, environment: Path) -> None:
+    """Write unit and environment of a deployment, then note those that were in service beside it as failed.
 
     Once more from the start where the power is cut again: the notes come last. Raises OSError or DeploymentError.
     """
-    current = deployment.current(folder)
-    if current is None:
-        raise deployment.DeploymentError(f"{folder} has no deployment that passed")
-    content = deployment.read(folder, current)
+    content = deployment.read(folder, number)
     before = environment.read_text() if environment.exists() else ""
     atomic.write_text(environment, environment_text(content, before), 0o600)
     atomic.write_text(unit, content["unit"])
-    for number in deployment.newer(folder, current):
-        deployment.set_state(folder, number, "failed")
+    if deployment.state(folder, number) in deployment.OUT:  # `current` all the same: it did pass
+        deployment.set_state(folder, number, "passed")
+    for other in deployment.numbers(folder):
+        if other != number and deployment.state(folder, other) == "recorded":
+            deployment.set_state(folder, other, "failed")
+
+
+def wanted(folder: Path, unit: Path) -> int | None:
+    """The deployment to write down anew, None where the unit is the one of what is to run."""
+    current = deployment.current(folder)
+    if unproven(folder) is not None:
+        return current
+    number = deployment.running(folder)
+    # The power was cut between the decision for a deployment and its unit.
+    if number is None or not unit.exists() or unit.read_text() == deployment.read(folder, number)["unit"]:
+        return None
+    return number
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,16 +73,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--environment-file", type=Path, required=True, help="its environment")
     options = parser.parse_args(argv)
     try:
-        number = unproven(options.folder)
+        number = wanted(options.folder, options.unit_file)
         if number is None:
             return 0
-        recover(options.folder, options.unit_file, options.environment_file)
+        recover(options.folder, number, options.unit_file, options.environment_file)
         subprocess.run(["systemctl", "daemon-reload"], check=True, timeout=60)
     except (OSError, deployment.DeploymentError, subprocess.SubprocessError) as error:
         print(f"octoserve.recover: {error}", file=sys.stderr)
         return 1
-    current = deployment.current(options.folder)
-    print(f"deployment {number} was never proven; deployment {current}, whose gates passed, starts instead")
+    print(f"a deploy was cut short; deployment {number}, whose gates passed, starts")
     return 0
 
 

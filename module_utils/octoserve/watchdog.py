@@ -1,13 +1,13 @@
 """Watchdog: restarts a service whose engine hangs behind a healthy port, and leaves a busy one alone.
 
-    python -m octoserve.watchdog --unit octoserve-main.service --base-url http://127.0.0.1:8000 --model glm-5 …
+    python -m octoserve.watchdog --unit octoserve-main.service --deployments /var/lib/octoserve/deployments/main …
 
-Run by a timer. Each run asks for one token and reads the server's counters. A server in a prefill of minutes does not
-answer in time, but its counters move; a hung one does not answer and its counters stand still. Only where that is so
-in several runs in a row, the service is restarted. Where the driver reported a fault that no restart mends, or a card
-is lost, the service is stopped instead, and stays so. What was seen is kept in a file between the runs.
+Run by a timer. Each run asks the deployment in service for one token and reads the server's counters. A server in a
+prefill of minutes does not answer in time, but its counters move; a hung one does not answer and its counters stand
+still. Only where that is so in several runs in a row, the service is restarted. Where the driver reported a fault that
+no restart mends, or a card is lost, it is stopped instead, and stays so. What was seen is kept in a file between runs.
 
-Ends 0 where there is nothing to do, 1 where the service was restarted, 2 where it was stopped for good.
+Ends 0 where there is nothing to do, 3 where the service was restarted, 4 where it was stopped for good.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import requests
 
-from . import atomic, nvml, startup, xid
+from . import atomic, deployment, nvml, startup, xid
 from .openai_api import ApiError, Client
 
 if TYPE_CHECKING:
@@ -40,11 +40,17 @@ COUNTERS = (
     "vllm:prefix_cache_queries_total",
     "vllm:num_preemptions_total",
 )
+#: HTTP statuses of a server that is there and has no room or no time.
+FULL = (408, 429)
+#: Seconds that NVML gets; of a record of the first versions, seconds that a start gets.
+NVML_S, START_TIMEOUT_S = 20.0, 2700.0
 _SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?P<labels>\{.*\})? (?P<value>\S+)", re.MULTILINE)
 ANSWERS, BUSY, LOADING, NOT_RUNNING, SUSPECT, RESTART, HALT = (
     *("answers", "busy", "loading", "not running", "suspect", "restart", "halt"),
 )
-EXIT_CODES = {RESTART: 1, HALT: 2}
+EXIT_CODES = {RESTART: 3, HALT: 4}
+#: A server that shows no counters may be overloaded and at work: it gets so many times the patience.
+BLIND = 3
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one run saw. ``counters``: None where the server did not show them. ``fault``: what no restart mends.
+    """What one run saw. ``counters``: None where the server did not show them.
 
     ``at``: seconds since 1970, for people. ``age``: seconds since the start began, whatever the clock was set to.
     """
@@ -68,7 +74,6 @@ class Seen:
     answered: bool
     refusal: str = ""
     counters: Mapping[str, float] | None = None
-    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,8 +100,6 @@ def judge(memory: Memory, seen: Seen, limits: Limits) -> Memory:
         return replace(now, verdict=NOT_RUNNING, reason=f"unit is {seen.state.active} ({seen.state.result})")
     if seen.answered:
         return replace(now, verdict=ANSWERS, reason="", answered=True, failures=0, counters=seen.counters)
-    if seen.fault:
-        return replace(now, verdict=HALT, reason=seen.fault)
     return _silent(now, seen, limits)
 
 
@@ -110,8 +113,18 @@ def _silent(now: Memory, seen: Seen, limits: Limits) -> Memory:
         reason = f"no answer ({seen.refusal}), but its counters move"
         return replace(now, verdict=BUSY, reason=reason, failures=0, counters=seen.counters)
     failures = now.failures + 1
-    reason = f"no answer {failures} times in a row, counters stand still: {seen.refusal}"
-    return replace(now, verdict=RESTART if failures >= limits.failures else SUSPECT, reason=reason, failures=failures)
+    blind = seen.counters is None
+    told = "it shows no counters" if blind else "its counters stand still"
+    reason = f"no answer {failures} times in a row, {told}: {seen.refusal}"
+    patience = limits.failures * (BLIND if blind else 1)
+    return replace(now, verdict=RESTART if failures >= patience else SUSPECT, reason=reason, failures=failures)
+
+
+def halted(memory: Memory, fault: str) -> Memory:
+    """The verdict where a service that does not answer, and does not work either, has a fault that no restart mends."""
+    if fault and memory.verdict in (SUSPECT, RESTART, LOADING):
+        return replace(memory, verdict=HALT, reason=fault)
+    return memory
 
 
 def counters(exposition: str) -> dict[str, float]:
@@ -131,26 +144,20 @@ def load(path: Path) -> Memory:
         return Memory()
 
 
-def look(unit: str, client: Client, memory: Memory, cards: bool) -> Seen:
+def look(unit: str, client: Client) -> Seen:
     """See how the service is."""
-
-    def read_counters() -> dict[str, float] | None:
-        return _read_counters(client.base_url, client.timeout)
-
     at, state, age = time.time(), startup.unit_state(unit), startup.seconds_since_start(unit)
     if not state.alive:
         return Seen(at, state, age, answered=False)
     try:
         client.chat([{"role": "user", "content": "Say hello."}], max_tokens=1)
-        return Seen(at, state, age, answered=True, counters=read_counters())
+        answered, refusal = True, ""
     except ApiError as error:
-        # A server that refuses is at work; that its key or model is another than here, no restart mends.
-        if error.status is not None and 400 <= error.status < 500:
-            return Seen(at, state, age, answered=True, refusal=str(error))
+        # A server that refuses is at work; that its key or model is another than here, no restart mends. One that is
+        # full may be hung behind its queue: the counters tell.
+        answered = error.status is not None and 400 <= error.status < 500 and error.status not in FULL
         refusal = str(error)
-    since = memory.series_since if state.restarts and memory.series_since else at - age
-    fault = _fault(since) if cards else ""
-    return Seen(at, state, age, False, refusal, read_counters(), fault)
+    return Seen(at, state, age, answered, refusal, _read_counters(client.base_url, client.timeout))
 
 
 def _read_counters(base_url: str, timeout: float) -> dict[str, float] | None:
@@ -163,7 +170,7 @@ def _read_counters(base_url: str, timeout: float) -> dict[str, float] | None:
     return counters(answer.text) if answer.ok else None
 
 
-def _fault(since: float) -> str:
+def fault(since: float) -> str:
     """What the driver says that no restart mends, empty where it says nothing."""
     found = xid.fatal(xid.kernel_log(since))
     if found:
@@ -172,42 +179,60 @@ def _fault(since: float) -> str:
         with nvml.session() as read:
             read()
     except nvml.GpuError as error:
-        return str(error) if error.problem in (nvml.LOST_CARD, nvml.VERSION_MISMATCH) else ""
+        return str(error) if error.problem == nvml.LOST_CARD else ""
     return ""
 
 
+def _ask_for_fault(since: float) -> str:
+    """``fault`` in a process of its own: on a sick driver NVML may never return."""
+    command = [sys.executable, "-m", "octoserve.watchdog", f"--fault-since={since}"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=NVML_S).stdout.strip()
+    except subprocess.TimeoutExpired:
+        return ""
+
+
 def act(memory: Memory, unit: str) -> None:
-    """Restart or stop the service where that is the verdict. Raises CalledProcessError."""
-    if memory.verdict in EXIT_CODES:
-        verb = "restart" if memory.verdict == RESTART else "stop"
+    """Restart or stop the service where that is the verdict, unless somebody else has done so since it was seen."""
+    state = startup.unit_state(unit)
+    if memory.verdict in EXIT_CODES and state.alive and state.invocation == memory.invocation:
+        verb = "try-restart" if memory.verdict == RESTART else "stop"
         subprocess.run(["systemctl", "--no-block", verb, unit], check=True, timeout=60)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """One run."""
     parser = argparse.ArgumentParser(prog="octoserve.watchdog", description="Restart a service that hangs.")
-    parser.add_argument("--unit", required=True, help="unit of the service")
-    parser.add_argument("--base-url", required=True, help="address of the server, without /v1")
-    parser.add_argument("--model", required=True, help="name under which the model is served")
-    parser.add_argument("--memory", type=Path, required=True, help="file that is kept between runs")
-    parser.add_argument("--probe-timeout", type=float, required=True, help="seconds to wait for one token")
-    parser.add_argument("--failures", type=int, required=True, help="failed probes in a row before a restart")
-    parser.add_argument("--start-timeout", type=float, required=True, help="seconds from a start to its first answer")
-    parser.add_argument("--cards", action="store_true", help="look for faults of GPUs, too")
+    parser.add_argument("--unit", help="unit of the service")
+    parser.add_argument("--deployments", type=Path, help="folder of the instance's deployments")
+    parser.add_argument("--memory", type=Path, help="file that is kept between runs")
+    parser.add_argument("--probe-timeout", type=float, default=30.0, help="seconds to wait for one token")
+    parser.add_argument("--failures", type=int, default=3, help="failed probes in a row before a restart")
+    parser.add_argument("--fault-since", type=float, help="only print what no restart mends, since a moment")
     options = parser.parse_args(argv)
-    client = Client(options.base_url, options.model, os.environ.get("VLLM_API_KEY"), options.probe_timeout)
-    memory = load(options.memory)
-    seen = look(options.unit, client, memory, options.cards)
-    found = judge(memory, seen, Limits(options.failures, options.start_timeout))
-    atomic.write_text(options.memory, json.dumps(_document(found)) + "\n")
+    if options.fault_since is not None:
+        print(fault(options.fault_since))
+        return 0
+    number = deployment.running(options.deployments)
+    if number is None:
+        print(f"{options.deployments} holds no deployment that is in service")
+        return 0
+    content = deployment.read(options.deployments, number)
+    client = Client(content["base_url"], content["model_name"], os.environ.get("VLLM_API_KEY"), options.probe_timeout)
+    limits = Limits(options.failures, float(content.get("start_timeout", START_TIMEOUT_S)))
+    found = judge(load(options.memory), look(options.unit, client), limits)
+    _keep(options.memory, found)
+    if content.get("gpus") and found.verdict in (SUSPECT, RESTART, LOADING):
+        found = halted(found, _ask_for_fault(found.series_since))
+        _keep(options.memory, found)
     line = f"{options.unit}: {found.verdict}" + (f": {found.reason}" if found.reason else "")
     print(line, file=sys.stderr if found.verdict in EXIT_CODES else sys.stdout, flush=True)
     act(found, options.unit)
     return EXIT_CODES.get(found.verdict, 0)
 
 
-def _document(memory: Memory) -> dict[str, Any]:
-    return asdict(memory)
+def _keep(path: Path, memory: Memory) -> None:
+    atomic.write_text(path, json.dumps(asdict(memory)) + "\n")
 
 
 if __name__ == "__main__":

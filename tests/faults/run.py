@@ -3,13 +3,14 @@
     PYTHONPATH=module_utils python -m tests.faults.run service  --host molecule-service=127.0.0.5
     PYTHONPATH=module_utils python -m tests.faults.run redeploy --host molecule-redeploy=127.0.0.6 [--all] [--random 50]
 
-`service --engine any --model NAME` leaves out what needs the fake engine. `--only TEXT` chooses by name. Ends 1 where
-one did not end as it must.
+`service --engine real --model NAME` leaves out what needs the fake engine. `--only TEXT` chooses by name. Ends 1 where
+one did not end as it must. `--save FILE` with `--only` replaces rows of the file.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import time
@@ -34,7 +35,7 @@ Step = tuple[str, str, float, Callable[[], Any]]
 def service_faults(host: Host, options: argparse.Namespace) -> Iterator[Step]:
     """Name, how it must end, bound in seconds, and what meets it."""
     for fault in service.FAULTS:
-        if options.engine == "fake" or fault.engine == "any":
+        if fault.engine in ("any", options.engine):
             yield fault.name, fault.ends, fault.bound_s, lambda fault=fault: service.meet(host, fault)  # type: ignore[misc]
 
 
@@ -48,13 +49,23 @@ def redeploy_faults(host: Host, options: argparse.Namespace) -> Iterator[Step]:
         yield name, "the next run goes on", redeploy.TIMEOUT_S, lambda seed=seed: redeploy.killed_at_random(host, seed)  # type: ignore[misc]
 
 
+def save(path: Path, made_by: dict[str, Any], rows: list[dict[str, Any]], names: set[str], *, whole: bool) -> None:
+    """Write a result. Of a part: into the file of the whole, whose commit stays, each row with its own."""
+    if not whole and path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        met = {row["fault"]: row for row in rows}
+        kept = [met.pop(row["fault"], row) for row in before["faults"] if row["fault"] in names]
+        made_by, rows = {key: before[key] for key in made_by if key in before}, [*kept, *met.values()]
+    results.save(path, made_by, {"faults": rows})
+
+
 def main() -> int:
     """Exit status 1 where a fault did not end as it must."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suite", choices=["service", "redeploy"])
     parser.add_argument("--host", required=True, help="NAME=ADDRESS of the sandbox host")
     parser.add_argument("--model", default="fake", help="name under which it serves")
-    parser.add_argument("--engine", choices=["fake", "any"], default="fake", help="any: what a real engine can meet")
+    parser.add_argument("--engine", choices=["fake", "real"], default="fake", help="which one serves there")
     parser.add_argument("--all", action="store_true", help="redeploy: also what takes long")
     parser.add_argument(
         "--random", type=int, default=0, help="redeploy: so many kills of the controller at random tasks"
@@ -65,12 +76,12 @@ def main() -> int:
     name, address = options.host.split("=", 1)
     host = Host(name, address, options.model)
     made_by = results.origin(COVERS)
-    steps = (service_faults if options.suite == "service" else redeploy_faults)(host, options)
+    all_steps = list((service_faults if options.suite == "service" else redeploy_faults)(host, options))
     rows: list[dict[str, Any]] = []
-    for name, ends, bound_s, meet in steps:
+    for name, ends, bound_s, meet in all_steps:
         if options.only not in name:
             continue
-        row: dict[str, Any] = {"fault": name, "ends": ends, "bound_s": bound_s}
+        row: dict[str, Any] = {"commit": made_by["commit"][:10], "fault": name, "ends": ends, "bound_s": bound_s}
         began = time.monotonic()
         try:
             told = meet()
@@ -83,7 +94,7 @@ def main() -> int:
             host.fresh()
         rows.append(row)
     if options.save:
-        results.save(options.save, made_by, {"model": options.model, "faults": rows})
+        save(options.save, made_by, rows, {name for name, *_ in all_steps}, whole=not options.only)
     wrong = sum(not row["ok"] for row in rows)
     print(f"{len(rows)} faults, {wrong} did not end as they must", flush=True)
     return 1 if wrong or not rows else 0

@@ -20,7 +20,7 @@ AGAIN = "answers again by itself"
 class Fault:
     """``inject`` returns when the fault is there; ``judge`` waits for how it must end, at most ``bound_s`` seconds.
 
-    ``ends``: in words. ``engine``: `fake` needs the fake engine, `any` also runs on a real one.
+    ``ends``: in words. ``engine``: which one can meet it, `fake`, `real` or `any`.
     """
 
     name: str
@@ -285,7 +285,7 @@ def stopped_for_good(host: Host, bound_s: float, since: str) -> None:
 
 FAULTS += [
     Fault("an engine that hangs behind a healthy /health", "restarted by the watchdog, " + AGAIN, 30, hang, again),
-    Fault("SIGSTOP of the engine core", "restarted by the watchdog, " + AGAIN, 120, freeze, again, "any"),
+    Fault("SIGSTOP of the engine core", "restarted by the watchdog, " + AGAIN, 120, freeze, again, "real"),
     Fault("a prefill longer than several probes", "left alone by the watchdog", 10, prefill, same_start),
     Fault(
         "a card lost while it serves",

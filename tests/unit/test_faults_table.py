@@ -23,7 +23,8 @@ def test_every_fault_ended_as_it_must(name: str) -> None:
 
 def test_every_fault_was_met() -> None:
     met = {name: {row["fault"] for row in table.load(name)["faults"]} for name in table.SUITES}
-    assert {fault.name for fault in service.FAULTS} - met["service"] == set()
+    assert {fault.name for fault in service.FAULTS if fault.engine != "real"} - met["service"] == set()
+    assert {fault.name for fault in service.FAULTS if fault.engine != "fake"} - met["vllm"] == set()
     assert {case.name for case in redeploy.CASES} - met["redeploy"] == set()
     assert len(met["vllm"]) >= 3
 

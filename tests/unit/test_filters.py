@@ -72,7 +72,7 @@ def test_the_unit_starts_exactly_what_was_meant(filters: dict[str, Callable[...,
     unit = template.render(
         {f"vllm_service_{name}": f"/srv/{name}" for name in PATHS}
         | {"vllm_service_model": "/srv/a model $x.gguf", "vllm_service_start_timeout": 600}
-        | {"vllm_service_start_attempts": 3}
+        | {"vllm_service_start_attempts": 3, "_vllm_service_attempt": 700}
         | {"_vllm_service_words": words}
     )
     assert systemd_syntax.exec_start(unit) == [

@@ -23,7 +23,8 @@ class Proc:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.process(50, "sshd: admin", 1, 500)
+        self.process(40, "sshd", 1, 400)
+        self.process(50, "sshd: admin", 40, 500)
         self.process(os.getpid(), "python3", 50, 900)
 
     def process(self, pid: int, name: str, parent: int, started: int) -> None:
@@ -63,7 +64,7 @@ def test_another_run_is_refused_and_told_who_has_it(folder: Path, proc: Proc) ->
 
 def test_a_holder_whose_connection_is_gone_is_no_obstacle(folder: Path, proc: Proc) -> None:
     lock.acquire(folder, OTHER, proc=proc.folder)
-    proc.process(60, "sshd: admin", 1, 600)
+    proc.process(60, "sshd: admin", 40, 600)
     proc.process(os.getpid(), "python3", 60, 900)
     proc.ends(50)
     assert lock.acquire(folder, ME, proc=proc.folder) is True
@@ -71,7 +72,7 @@ def test_a_holder_whose_connection_is_gone_is_no_obstacle(folder: Path, proc: Pr
 
 def test_a_later_process_with_its_number_is_not_the_connection(folder: Path, proc: Proc) -> None:
     lock.acquire(folder, OTHER, proc=proc.folder)
-    proc.process(50, "sshd: admin", 1, 501)
+    proc.process(50, "sshd: admin", 40, 501)
     assert lock.acquire(folder, ME, proc=proc.folder) is True
 
 
@@ -83,11 +84,29 @@ def test_a_holder_that_its_controller_knows_to_be_dead_is_no_obstacle(folder: Pa
 
 
 def test_the_connection_is_found_through_sudo_and_shells(folder: Path, proc: Proc) -> None:
-    for pid, name, parent in ((70, "sshd-session", 1), (71, "sh", 70), (72, "sudo (x) y", 71), (73, "python3", 72)):
+    for pid, name, parent in ((70, "sshd-session", 40), (71, "sh", 70), (72, "sudo (x) y", 71), (73, "python3", 72)):
         proc.process(pid, name, parent, pid)
     assert lock.connection_of(73, proc.folder) == Process(70, 70)
-    proc.process(80, "systemd", 1, 80)
-    assert lock.connection_of(80, proc.folder) is None
+
+
+def test_without_ssh_it_is_the_run_and_not_its_fork(folder: Path, proc: Proc) -> None:
+    for pid, name, parent in (
+        (80, "bash", 1),
+        (81, "ansible-playboo", 80),
+        (82, "ansible-playboo", 81),
+        (83, "sh", 82),
+    ):
+        proc.process(pid, name, parent, pid)
+    assert lock.connection_of(83, proc.folder) == Process(81, 81)
+
+
+def test_a_connection_that_nobody_knows_holds_until_its_run_is_dead(folder: Path, proc: Proc) -> None:
+    proc.process(os.getpid(), "python3", 90, 900)
+    proc.process(90, "tailscaled", 1, 90)
+    lock.acquire(folder, OTHER, proc=proc.folder)
+    with pytest.raises(LockedError):
+        lock.acquire(folder, ME, proc=proc.folder)
+    assert lock.acquire(folder, ME, dead=OTHER, proc=proc.folder) is True
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"who": 1}', '{"connection": 5}'])

@@ -15,6 +15,7 @@ import pytest
 import tiny_wheels
 import yaml
 from module_runner import Runner
+from octoserve import deployment
 from octoserve.digest import sha256_file
 
 ROOT = Path(__file__).parents[2]
@@ -242,6 +243,16 @@ def test_only_what_passed_is_current(tmp_path: Path, run: Runner) -> None:
     assert str((tmp_path / "current").readlink()) == "0001"
     again = run("deployment", path=str(tmp_path), state="recorded", content=TWO)
     assert (again["changed"], again["reached"]) == (True, "failed"), "what failed is not taken for what passed"
+
+
+@pytest.mark.parametrize("state", ["failed", "retired"])
+def test_what_went_out_of_service_while_its_gates_ran_does_not_pass(tmp_path: Path, run: Runner, state: str) -> None:
+    number = run("deployment", path=str(tmp_path), state="recorded", content=ONE)["number"]
+    deployment.set_state(tmp_path, number, state)
+    for check in (False, True):
+        answer = run("deployment", check, path=str(tmp_path), state="passed", number=number)
+        assert f"is {state} since its gates began" in answer["msg"]
+    assert (deployment.current(tmp_path), deployment.state(tmp_path, number)) == (None, state)
 
 
 def test_a_deployment_that_is_not_there_does_not_pass(tmp_path: Path, run: Runner) -> None:

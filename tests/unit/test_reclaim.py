@@ -29,7 +29,11 @@ class Host:
         return number
 
     def surplus(self, keep: int) -> reclaim.Surplus:
-        return reclaim.surplus(self.state, self.releases, self.cache, "main", keep)
+        return reclaim.surplus(self.places, keep)
+
+    @property
+    def places(self) -> reclaim.Places:
+        return reclaim.Places(self.state, self.state / "models", self.releases, self.cache, "main")
 
     def numbers(self) -> list[int]:
         return deployment.numbers(self.state / "deployments/main")
@@ -46,7 +50,7 @@ def test_the_last_that_passed_stay_and_the_rest_goes(host: Host) -> None:
     found = host.surplus(keep=2)
     assert [path.name for path in found.deployments] == ["0001", "0002"]
     assert [path.name for path in (*found.caches, *found.releases)] == ["one", "two", "one", "two"]
-    reclaim.remove(found)
+    reclaim.remove(found.folders)
     assert host.numbers() == [3, 4]
     assert sorted(path.name for path in host.releases.iterdir()) == ["four", "three"]
     assert host.surplus(keep=2).folders == (), "a second time there is nothing"
@@ -98,7 +102,7 @@ def test_models_are_named_and_never_removed(host: Host) -> None:
     host.deploy("two", model="new")
     found = host.surplus(keep=1)
     assert [path.name for path in found.unused_models] == ["old"]
-    reclaim.remove(found)
+    reclaim.remove(found.folders)
     assert (host.state / "models/old").is_dir()
     assert [path.name for path in host.surplus(keep=1).unused_models] == ["old"]
 
@@ -111,7 +115,7 @@ def test_the_module_says_what_it_would_do_and_does_it(
     run = Runner(monkeypatch, capsys)
     arguments = {
         **{"state_dir": str(host.state), "releases": str(host.releases), "cache": str(host.cache)},
-        **{"instance": "main", "keep": 1},
+        **{"instance": "main", "keep": 1, "models": str(host.state / "models")},
     }
     would = run("reclaim", check=True, **arguments)
     assert would["changed"]
@@ -119,3 +123,13 @@ def test_the_module_says_what_it_would_do_and_does_it(
     assert run("reclaim", **arguments)["removed"] == would["removed"]
     assert run.changed("reclaim", **arguments) is False
     assert "wanted at least 1" in run.error("reclaim", **{**arguments, "keep": 0})
+
+
+def test_what_a_killed_run_left_half_removed_goes_first(host: Host) -> None:
+    host.deploy("one")
+    left = host.releases / ".gone.going"
+    (left / "lib").mkdir(parents=True)
+    found = reclaim.leftovers(host.places)
+    assert found == [left]
+    reclaim.remove(found)
+    assert not left.exists()

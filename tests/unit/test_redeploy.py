@@ -49,7 +49,15 @@ class Stand:
         self.folder, self.reports = folder, folder / "reports"
         self.page = folder / "page.md"
 
-    def run(self, *options: str, changed: int, summary: dict[str, Any] | None, status: int, checked: int = 0) -> Any:
+    def run(
+        self,
+        *options: str,
+        changed: int,
+        summary: dict[str, Any] | None,
+        status: int,
+        checked: int = 0,
+        recap: str = "",
+    ) -> Any:
         report = self.reports / "gpu8/2026-11-30T10-00-00Z"
         answer = json.dumps(summary)
         program = f"""#!{sys.executable}
@@ -57,6 +65,7 @@ import pathlib, sys
 if "--check" in sys.argv:
     print({RECAP.format(host="gpu8", changed=changed)!r})
     sys.exit({checked})
+print({recap!r})
 if {summary!r} is not None:
     report = pathlib.Path({str(report)!r})
     report.mkdir(parents=True)
@@ -120,3 +129,8 @@ def test_a_run_without_a_report_is_no_success(stand: Stand) -> None:
 
 def test_an_ok_of_a_run_that_failed_is_none(stand: Stand) -> None:
     assert stand.run("--always", changed=0, summary={"ok": True}, status=2).returncode == 1
+
+
+def test_a_host_without_a_report_is_not_forgotten(stand: Stand) -> None:
+    done = stand.run("--always", changed=0, summary={"ok": True}, status=0, recap="gpu9 : ok=1 changed=1 unreachable=0")
+    assert (done.returncode, "gpu8: 0, no report was written of gpu9" in done.stdout) == (1, True), done.stdout

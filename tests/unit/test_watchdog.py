@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from octoserve import watchdog
 from octoserve.startup import UnitState
-from octoserve.watchdog import BUSY, HALT, LOADING, NOT_RUNNING, RESTART, SUSPECT, Limits, Memory, Seen, judge
+from octoserve.watchdog import BUSY, HALT, LOADING, NOT_RUNNING, RESTART, SUSPECT, Limits, Memory, Seen, halted, judge
 
 LIMITS = Limits(failures=3, start_timeout_s=600)
 RUNS = UnitState("active", "running", "success", "0", "start-1", 0)
@@ -51,11 +51,13 @@ def test_a_server_whose_counters_move_is_busy(healthy: Memory, name: str) -> Non
     assert judge(memory, seen(counters=memory.counters), LIMITS).verdict == SUSPECT, "it counts anew"
 
 
-def test_a_server_that_shows_no_counters_is_no_busy_one(healthy: Memory) -> None:
-    memory = healthy
-    for _ in range(3):
+def test_a_server_that_shows_no_counters_gets_more_patience(healthy: Memory) -> None:
+    memory, verdicts = healthy, []
+    for _ in range(9):
         memory = judge(memory, seen(counters=None), LIMITS)
-    assert memory.verdict == RESTART
+        verdicts.append(memory.verdict)
+    assert verdicts == [SUSPECT] * 8 + [RESTART]
+    assert "it shows no counters" in memory.reason
 
 
 def test_a_start_has_its_time_and_no_more() -> None:
@@ -76,10 +78,15 @@ def test_another_start_begins_anew(healthy: Memory) -> None:
     assert judge(memory, seen(state=other, age=5.0), LIMITS).verdict == LOADING
 
 
-def test_what_no_restart_mends_ends_the_restarts(healthy: Memory) -> None:
-    memory = judge(healthy, seen(fault="Xid 79 of the GPU"), LIMITS)
-    assert (memory.verdict, memory.reason) == (HALT, "Xid 79 of the GPU")
-    assert judge(healthy, seen(answered=True, fault="Xid 79 of the GPU"), LIMITS).verdict == watchdog.ANSWERS
+def test_what_no_restart_mends_ends_the_restarts_of_a_service_that_does_not_work(healthy: Memory) -> None:
+    suspect = judge(healthy, seen(), LIMITS)
+    halt = halted(suspect, "Xid 79 of the GPU")
+    assert (halt.verdict, halt.reason) == (HALT, "Xid 79 of the GPU")
+    assert halted(judge(Memory(), seen(age=5.0), LIMITS), "Xid 79").verdict == HALT, "while it loads, too"
+    assert halted(suspect, "").verdict == SUSPECT
+    busy = judge(healthy, seen(counters={**STILL, "vllm:prompt_tokens_total": 11.0}), LIMITS)
+    assert halted(busy, "Xid 64 of last week").verdict == BUSY
+    assert halted(healthy, "Xid 64 of last week").verdict == watchdog.ANSWERS
 
 
 @pytest.mark.parametrize("active", ["inactive", "failed", "deactivating"])
