@@ -16,10 +16,12 @@ from .statements import expression, forms, mentions, states
 
 Check = Callable[[str], "str | None"]
 
-TEMPLATE_TOKEN = re.compile(r"<\|[^|<>\s]{1,40}\|>|<[/]?s>|\[(?:gMASK|INST)\]|<sop>|</?think>")
+TEMPLATE_TOKEN = re.compile(
+    r"<\|[^|<>\s]{1,40}\|>|<[/]?s>|\[(?:gMASK|INST)\]|<sop>|</?(?:think|tool_call|arg_key|arg_value)>|\[TOOL_CALLS\]"
+)
 # Controls, and halves of surrogate pairs: no UTF-8 text holds them.
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-FENCE = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL)
+FENCE = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL | re.IGNORECASE)
 
 
 def well_formed(text: str) -> str | None:
@@ -109,7 +111,7 @@ def json_object(wanted: Any) -> Check:
         fenced = FENCE.fullmatch(text.strip())
         try:
             found = json.loads(fenced[1] if fenced else text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return f"no JSON: {error}"
         if not isinstance(found, dict) or set(found) != set(accepted):
             return f"found {text.strip()[:80]!r}, wanted an object with {', '.join(map(repr, accepted))}"

@@ -124,10 +124,10 @@ def compare(history: Sequence[Start], start: str, mean: float) -> dict[str, Any]
 
 
 def _pooled(earlier: Start, new: Start) -> Start:
-    """Two measurements of one start as one; whether it is a regression, the newer one says."""
+    """Two measurements of one start as one; where one of them was a regression, no later start is held to it."""
     trials = earlier.trials + new.trials
     mean = (earlier.mean * earlier.trials + new.mean * new.trials) / trials
     stderr = None
     if earlier.stderr is not None and new.stderr is not None:
         stderr = math.hypot(earlier.stderr * earlier.trials, new.stderr * new.trials) / trials
-    return Start(new.start, new.time, new.deployment, mean, trials, stderr, new.regression)
+    return Start(new.start, new.time, new.deployment, mean, trials, stderr, earlier.regression or new.regression)

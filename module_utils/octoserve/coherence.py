@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,6 +20,8 @@ from . import agreement, haystack, scoring
 from .answer_checks import accept, well_formed
 from .coherence_suite import Agreement, Bound, Case, Needle, Question, Score, Suite, check_names
 from .openai_api import ApiError, Client, Completion, Usage, join_chunks
+from .prose import find_loop
+from .statements import words
 
 PASSED = "pass"
 FAILED = "fail"
@@ -36,6 +38,9 @@ NEEDLE_SEED = 20
 LEAST_OF_NEEDLE = 0.8
 # Tokens that a needle leaves free of the longest context, beside those of its answer.
 SPARE_TOKENS = 16
+#: What reading an answer of another shape than an OpenAI server's raises.
+BROKEN = (TypeError, ValueError, KeyError, AttributeError, IndexError, RecursionError, ArithmeticError)
+LEAST_NEEDLE = 256  # a shorter text is no haystack
 PROMPT_TOKENS = 512  # room for the prompt of a question
 # A model that thinks before it answers needs so many more.
 THINKING_TOKENS = 4096
@@ -135,16 +140,25 @@ class Held:
 
 def judge(case: Question, answer: Completion) -> tuple[str, str]:
     """What an answer fails its case by, in a word and in full; both empty where it passes."""
+    return next(_faults(case, answer), ("", ""))
+
+
+def _faults(case: Question, answer: Completion) -> Iterator[tuple[str, str]]:
     if (case.wants_text or answer.text.strip()) and (reason := well_formed(answer.text)):
-        return "form", reason
+        yield "form", reason
+    if answer.reasoning.strip() and (reason := well_formed(answer.reasoning)):
+        yield "form", f"reasoning: {reason}"
+    if answer.tool_calls and case.wants_text:
+        yield "tool call", f"the answer calls {len(answer.tool_calls)} tools, wanted none"
     if answer.finish_reason == "length" and not case.allow_length:
-        return "length", f"the answer did not end within {case.max_tokens} tokens"
+        yield "length", f"the answer did not end within {case.max_tokens} tokens"
     if answer.finish_reason not in ("stop", "length", "tool_calls"):
-        return "end", f"the answer ended with {answer.finish_reason!r}, wanted stop"
+        yield "end", f"the answer ended with {answer.finish_reason!r}, wanted stop"
     for kind, check in case.checks:
         if reason := check(answer):
-            return kind, f"{kind}: {reason}"
-    return "", ""
+            yield kind, f"{kind}: {reason}"
+    if loop := find_loop(words(answer.text)):
+        yield "loop", f"the answer repeats itself: {loop[:80]!r}"
 
 
 def select(suites: Iterable[Suite], parsers: Mapping[str, str]) -> tuple[list[Case], list[dict[str, str]]]:
@@ -161,12 +175,14 @@ def select(suites: Iterable[Suite], parsers: Mapping[str, str]) -> tuple[list[Ca
 
 
 def longer_than_served(cases: Iterable[Case], longest: int | None, thinking_tokens: int) -> dict[str, str]:
-    """Needles in a context that the server does not take, with the reason."""
+    """Needles in a context that the server does not take beside the answer and its reasoning, with the reason."""
     if longest is None:
         return {}
-    needles = [case for case in cases if isinstance(case, Needle) and case.tokens]
+    needles = [case for case in cases if isinstance(case, Needle)]
     too_long = [
-        case for case in needles if (case.tokens or 0) > longest - case.max_tokens - thinking_tokens - SPARE_TOKENS
+        case
+        for case in needles
+        if (case.tokens or LEAST_NEEDLE) > longest - case.max_tokens - thinking_tokens - SPARE_TOKENS
     ]
     return {case.name: f"the server takes {longest} tokens, prompt and answer together" for case in too_long}
 
@@ -233,6 +249,9 @@ class Gate:
             if error.status is None and not self._answers():
                 self._silent.set()
             result = Result(case, COULD_NOT_RUN, str(error), "no answer")
+        except BROKEN as error:  # one answer that makes no sense must not cost the verdicts of the others
+            reason = f"the server's answer cannot be read ({type(error).__name__}: {error})"
+            result = Result(case, FAILED, reason, "broken answer")
         result = replace(result, seconds=result.seconds + time.monotonic() - started)
         self._tell(case, result)
         return result

@@ -31,8 +31,6 @@ PREFLIGHT = "preflight"
 PREFLIGHT_KEYS = ("ok", "counts", "container", "findings")
 # What a failure in a chapter's phase is called; the phase `gates` is told apart by the gate that did not hold.
 FAILED_PHASE = {"preflight": "preflight", "release": "install", "model": "install", "service": "start"}
-# Modules of the gates' chapter that fail before anything is asked.
-AROUND_GATES = ("host_lock", "text_files", "deployment", "include_tasks", "include_role")
 CONTEXT_KEYS = ("stack", "profile", "instance", "deployment", "restored", "rolled_back", "failed_phase")
 NO_COHERENCE: dict[str, Any] = {
     **{"ok": False, "passed": 0, "total": 0, "seconds": None, "suites": [], "bootstrap": False, "recorded": []},
@@ -125,15 +123,6 @@ class Run:
             return None
         if self.cause.phase in FAILED_PHASE:
             return FAILED_PHASE[self.cause.phase]
-        return self._failed_gate(self.cause)
-
-    def _failed_gate(self, cause: Task) -> str | None:
-        gates = (self.coherence, self.throughput)
-        # What came after both failed, or what came before either: no verdict on the deployment.
-        if all(gate is not None and gate["ok"] for gate in gates):
-            return None
-        if gates == (None, None) and cause.action in AROUND_GATES:
-            return None
         return THROUGHPUT if self.coherence is not None and self.coherence["ok"] else COHERENCE
 
 

@@ -73,6 +73,8 @@ def question(tokens: int, depth: float, seed: int, count: Callable[[str], int]) 
 
     short = count(prompt(0))
     each = (count(prompt(20)) - short) / 20
+    if each <= 0:
+        raise ValueError(f"the server counts {short} tokens whatever the prompt")
     number = int((tokens - short) / each)
     # The sentences differ in length, so the estimate is corrected: too long does not fit, too short proves less.
     for _ in range(5):

@@ -17,6 +17,8 @@ LOOP_MIN_WORDS = 8
 # Healthy prose repeats under a tenth of its 4-grams, text that circles over a paragraph nearly all.
 NGRAM = 4
 MAX_REPEATED_NGRAMS = 0.5
+# No healthy text says so many words in a row, the same, a third time; one that circles over a paragraph does.
+PASSAGE_WORDS, PASSAGE_TIMES = 40, 3
 # Formulas bring a few Greek letters into healthy text.
 MAX_FOREIGN_LETTERS = 0.03
 # Longest run of letters and digits in healthy prose, with room: "adenosintriphosphate" has 20.
@@ -35,8 +37,8 @@ WINDOW_WORDS = 200
 def find_loop(text: Sequence[str]) -> str | None:
     """The words that a text repeats again and again, or None.
 
-    Looks for a block repeated at once (a run of one period), then for a text that circles over longer parts
-    (share of repeated 4-grams).
+    Looks for a block repeated at once (a run of one period), then for a text that circles over longer parts (share of
+    repeated 4-grams), then for a long passage that comes again and again.
     """
     for period in range(1, min(LOOP_MAX_WORDS, len(text) // LOOP_TIMES) + 1):
         needed = max(period * (LOOP_TIMES - 1), LOOP_MIN_WORDS - period)
@@ -49,6 +51,9 @@ def find_loop(text: Sequence[str]) -> str | None:
     total = sum(grams.values())
     if total >= LOOP_MAX_WORDS // 2 and 1 - len(grams) / total > MAX_REPEATED_NGRAMS:
         return " ".join(grams.most_common(1)[0][0])
+    passages = Counter(tuple(text[at : at + PASSAGE_WORDS]) for at in range(len(text) - PASSAGE_WORDS + 1))
+    if passages and passages.most_common(1)[0][1] >= PASSAGE_TIMES:
+        return " ".join(passages.most_common(1)[0][0])
     return None
 
 

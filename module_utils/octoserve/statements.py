@@ -15,8 +15,16 @@ _NEGATIONS = """
 NEGATIONS = frozenset(_NEGATIONS.split())
 # "There is no doubt that Paris", "not only Paris".
 AFFIRMATIONS = frozenset(["doubt", "question", "only", "just"])
+# What says of all that follows in its clause that it is not so: "It is false that ...".
+FALSE = frozenset(["false", "untrue", "incorrect", "wrong", "myth"])
+# After a negation, the same: "It is not true that ...".
+TRUE = frozenset(["true", "correct", "right"])
+# "every city except Paris"
+EXCEPTIONS = frozenset(["except", "excluding"])
 # A negation does not reach across these: "not Lyon but Paris", "is not Lyon, it is Paris".
 CLAUSE_ENDS = frozenset([".", ",", ";", ":", "!", "?", "but", "rather", "instead"])
+# Before a number, it makes another number of it: -42, 1/42.
+SIGNS = "-\u2212\u2013/"
 COPULAS = frozenset(["is", "was", "are", "were"])
 
 TOKEN = re.compile(r"\w+(?:[.,]\d+)*(?:['\u2019]\w+)?|[.,;:!?]")
@@ -39,7 +47,9 @@ def find_form(text: Sequence[str], form: Sequence[str]) -> list[int]:
 
 
 def is_negated(text: Sequence[str], at: int, width: int) -> bool:
-    """Whether ``text[at:at + width]`` is denied: "is not Paris", "Paris is not", "Paris isn't"."""
+    """Whether ``text[at:at + width]`` is denied: "is not Paris", "Paris isn't", "Paris? No", "false that ... Paris"."""
+    if _is_called_false(text, at) or (at and text[at - 1] in EXCEPTIONS):
+        return True
     following = text[at] if at < len(text) else ""
     for token in reversed(text[max(0, at - NEGATION_REACH) : at]):
         if token in CLAUSE_ENDS:
@@ -50,15 +60,50 @@ def is_negated(text: Sequence[str], at: int, width: int) -> bool:
     first, second, third = [*text[at + width : at + width + 3], "", "", ""][:3]
     if first in COPULAS:
         return second in NEGATIONS and third not in AFFIRMATIONS
+    if first == "?":
+        return second in NEGATIONS
     return first in NEGATIONS and first != "not"
 
 
+def _is_called_false(text: Sequence[str], at: int) -> bool:
+    """Whether the clause that leads to a place says that what follows is not so, however far before it."""
+    following = ""
+    for index in range(at - 1, -1, -1):
+        token = text[index]
+        if token in CLAUSE_ENDS:
+            return False
+        if token in FALSE:
+            return not any(word in NEGATIONS for word in text[max(0, index - 2) : index])
+        if token in NEGATIONS and following in TRUE:
+            return True
+        following = token
+    return False
+
+
 def states(text: str, form: str) -> bool:
-    """Whether a text says a form, as whole words and not denied; ``re:`` marks a regular expression."""
+    """Whether a text says a form, as whole words and not denied; ``re:`` marks a regular expression.
+
+    A number with a sign or a slash before it is another number.
+    """
     if form.startswith("re:"):
-        return re.search(form[3:], text, re.IGNORECASE) is not None
+        said = tokens(text)
+        found = re.finditer(form[3:], text, re.IGNORECASE)
+        return any(not is_negated(said, len(tokens(text[: one.start()])), len(tokens(one.group()))) for one in found)
     said, wanted = tokens(text), tokens(form)
+    if len(wanted) == 1 and wanted[0][0].isdigit():
+        said = _without_signed(text)
     return any(not is_negated(said, at, len(wanted)) for at in find_form(said, wanted))
+
+
+def _without_signed(text: str) -> list[str]:
+    """The tokens of a text; of a number with a sign, the sign is part of it."""
+    spelled = unicodedata.normalize("NFKC", text).replace("\u2019", "'").casefold()
+    return [
+        spelled[max(0, one.start() - 1) : one.end()]
+        if one.group()[0].isdigit() and one.start() and spelled[one.start() - 1] in SIGNS
+        else one.group()
+        for one in TOKEN.finditer(spelled)
+    ]
 
 
 def mentions(text: str, form: str) -> bool:

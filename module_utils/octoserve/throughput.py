@@ -75,7 +75,7 @@ def count(client: Client, request: Request, measured: Measured, report: Report) 
         if answer.error:
             raise trial.MeasurementError(answer.error)
         try:
-            found = trial.measure(answer.chunks, bursts=warming)
+            found = trial.measure(answer.chunks, bursts=warming, limit=request.max_tokens)
         except trial.HeldBackError:
             held_back += 1
             if held_back > request.trials:

@@ -19,6 +19,8 @@ from .openai_api import Chunk, join_chunks
 FASTEST_GAP_S, BURST_SHARE = 0.0002, 0.25
 # Tokens that are in `usage` without text: the end of the answer and of its reasoning.
 SILENT_TOKENS = 4
+# A stream that comes in larger pieces shows no decode rate: the last piece is shorter, and the end is one, too.
+MOST_TOKENS_AN_EVENT = 10
 # The steady rate cuts each trial into so many pieces and leaves out this share of all pieces at either end.
 PIECES, TRIM = 3, 0.25
 
@@ -68,13 +70,16 @@ def burst_events(times: Sequence[float]) -> int:
     return burst + 1 if burst > BURST_SHARE * len(times) else 0
 
 
-def measure(chunks: Sequence[Chunk], bursts: bool = False, at_most: int | None = None) -> Trial:
+def measure(
+    chunks: Sequence[Chunk], bursts: bool = False, at_most: int | None = None, limit: int | None = None
+) -> Trial:
     """Measure one stream. Raises MeasurementError where usage is missing or contradicts the stream.
 
     The first event holds ``tokens / events`` tokens on average, so ``tokens * (1 - 1 / events)`` came after it: exact
     for one token an event, and without bias where a server sends several. ``bursts``: accept a stream whose
     beginning came in one piece, as it may where many are read at once; its decode rate says nothing. ``at_most``:
-    tokens that were asked for with no regard to the end, of which a parser may hold further ends back.
+    tokens that were asked for with no regard to the end, of which a parser may hold further ends back. ``limit``:
+    tokens that were asked for at most.
     """
     answer = join_chunks(chunks)
     times = event_times(chunks)
@@ -92,6 +97,14 @@ def measure(chunks: Sequence[Chunk], bursts: bool = False, at_most: int | None =
     if not answer.tool_calls and not fewest <= tokens <= most:
         raise MeasurementError(
             f"usage claims {tokens} completion tokens, the stream holds at least {fewest} and at most {most}"
+        )
+    limit = at_most if limit is None else limit
+    if limit is not None and tokens > limit:
+        raise MeasurementError(f"usage claims {tokens} completion tokens, {limit} were asked for at most")
+    if at_most is None and tokens > MOST_TOKENS_AN_EVENT * events:
+        raise MeasurementError(
+            f"{tokens} tokens came in {events} events, too coarse to show a decode rate; wanted at most "
+            f"{MOST_TOKENS_AN_EVENT} tokens an event (vLLM: --stream-interval)"
         )
     first, last, total = times[0], times[-1], chunks[-1].at
     if last <= first:

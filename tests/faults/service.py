@@ -286,7 +286,7 @@ def stopped_for_good(host: Host, bound_s: float, since: str) -> None:
 FAULTS += [
     Fault("an engine that hangs behind a healthy /health", "restarted by the watchdog, " + AGAIN, 30, hang, again),
     Fault("SIGSTOP of the engine core", "restarted by the watchdog, " + AGAIN, 120, freeze, again, "real"),
-    Fault("a prefill longer than several probes", "left alone by the watchdog", 10, prefill, same_start),
+    Fault("a prefill longer than several probes", "left alone by the watchdog", 30, prefill, same_start),
     Fault(
         "a card lost while it serves",
         "stopped for good by the watchdog, which names the card",

@@ -205,3 +205,50 @@ def test_json_is_one_object_with_these_values(text: str, reason: str | None) -> 
 def test_what_is_rejected_may_not_occur_at_all() -> None:
     assert reject(["Lyon"])("It is Paris.") is None
     assert reject(["Lyon"])("It is not Lyon.") == "the answer holds 'Lyon'"
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("re:\\b100\\s*°", "Water does not boil at 100 °C."),
+        ("Paris", "It is false that the capital of France is Paris."),
+        ("Paris", "It is not true that the large and beautiful capital city of France is Paris."),
+        ("Paris", "Paris? No, the capital is Lyon."),
+        ("Paris", "Every city of France except Paris."),
+        ("42", "The sum is -42."),
+        ("42", "The sum is \u221242."),
+        ("42", "The sum is 1/42."),
+    ],
+)
+def test_what_is_denied_or_another_number_is_not_said(form: str, text: str) -> None:
+    assert accept([form])(text) is not None
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("re:\\b100\\s*°", "Water boils at 100 °C, and not at 90 °C."),
+        ("re:^\\W*no\\b", "No, the sun is a star."),
+        ("Paris", "It is not wrong that the capital of France is Paris."),
+        ("Paris", "Is it Lyon? No, it is Paris."),
+        ("Paris", "That is a myth: the capital is Paris."),
+        ("42", "17 + 25 = 42"),
+        ("42", "- 42"),
+        ("42", "(42)"),
+    ],
+)
+def test_what_is_said_in_other_words_is_said(form: str, text: str) -> None:
+    assert accept([form])(text) is None
+
+
+def test_json_that_is_nested_without_end_is_no_json() -> None:
+    wanted = json_object({"a": [1]})
+    assert (wanted("[" * 100000) or "").startswith("no JSON")
+    assert wanted('```JSON\n{"a": 1}\n```') is None
+
+
+def test_a_paragraph_that_comes_a_third_time_is_a_loop() -> None:
+    essay = [f"word{number}" for number in range(900)]
+    part = [f"part{number}" for number in range(110)]
+    assert find_loop([*essay, *part, *part]) is None, "a refrain may come twice"
+    assert find_loop([*essay, *part, *part, *part])

@@ -27,6 +27,10 @@ RECAP = "PLAY RECAP ****\n{host}   : ok=9    changed={changed}    unreachable=0 
         ({"ok": False, "failed_phase": "throughput"}, 14),
         ({"ok": False, "failed_phase": "coherence", "rolled_back": True}, 15),
         ({"ok": False, "failed_phase": None}, 1),
+        ({"ok": False, "failed_phase": "coherence", "coherence": {"ok": False, "total": 0}}, 1),
+        ({"ok": False, "failed_phase": "coherence", "coherence": {"ok": False, "total": 15}}, 13),
+        ({"ok": False, "failed_phase": "throughput", "throughput": {"ok": True}}, 1),
+        ({"ok": False, "failed_phase": "throughput", "throughput": {"ok": False}}, 14),
         ({"ok": False, "failed_phase": "a new word"}, 1),
     ],
 )

@@ -164,7 +164,7 @@ def test_a_context_that_the_server_cut_is_no_point() -> None:
 def test_a_point_is_cut_at_its_time_and_says_so() -> None:
     slow = Reply(" w" * 50, token_s=0.01)
     with FakeOpenAiServer(slow) as server:
-        found = measure(server, Point(CONCURRENCY, 1, 0, [(50, 50)] * 20), seconds=0.8)
+        found = measure(server, Point(CONCURRENCY, 1, 0, [(50, 51)] * 20), seconds=0.8)
     assert found["seconds"] < 2
     assert (found["failed"], found["cut"]) == (0, 1)
     assert "cut short at 0.8 s with 1 of 20 requests finished" in found["reason"]
