@@ -125,7 +125,7 @@ def plan(model: str, start: Start, number: int) -> dict[str, int]:
 
 def kept(model: str, start: Start, number: int) -> Path:
     """Where a run's result lies, named after all that it depends on."""
-    parts = [model, start.name, json.dumps(start.options), str(number), *power.texts(model)]
+    parts = [model, start.name, json.dumps(start.options), str(number), power.JUDGED_BY, *power.texts(model)]
     return WORK / "healthy" / f"{hashlib.sha256(''.join(parts).encode()).hexdigest()[:24]}.json"
 
 

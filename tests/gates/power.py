@@ -4,10 +4,10 @@
     PYTHONPATH=module_utils:tests/patches python -m tests.gates.power [--only TEXT] [--again] [--collect]
 
 A long suite (about half a minute a mutant on two idle cores). Each result is kept in .cache/gates at once, so that an
-interrupted run goes on where it was; a mutant is asked again where it, the suite or the stack has changed. Each row
-names its commit and the digest of the code that judged; rows of the committed result that today's code judged are kept
-too. Writes tests/gates/mutants.json with the commit. Ends 0 only where every
-mutant was caught by the gate's judgement and every control passed.
+interrupted run goes on where it was; a mutant is asked again where it, the suite, the stack or the code that judges has
+changed. Each row names its commit and the digest of that code; rows of the committed result that today's code judged
+are kept, too. Writes tests/gates/mutants.json with the commit. Ends 0 only where every mutant was caught by the gate's
+judgement and every control passed.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def ask(workshop: Workshop, mutant: Mutant) -> dict[str, Any]:
 
 def kept(mutant: Mutant) -> Path:
     """Where a mutant's result lies until all are there, named after all that it depends on."""
-    parts = [mutant.digest, *texts(mutant.model)]
+    parts = [mutant.digest, JUDGED_BY, *texts(mutant.model)]
     return RESULTS / f"{hashlib.sha256(''.join(parts).encode()).hexdigest()[:24]}.json"
 
 
