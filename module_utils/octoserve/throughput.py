@@ -47,7 +47,7 @@ class Limits:
 
 @dataclass
 class Measured:
-    """What a gate measured so far. ``streams`` are those of the trials."""
+    """What a gate measured so far. ``streams`` are those of the trials; ``obstacle``: why the sweeps broke off."""
 
     warmup: list[trial.Trial] = field(default_factory=list)
     trials: list[trial.Trial] = field(default_factory=list)
@@ -55,6 +55,7 @@ class Measured:
     points: list[dict[str, Any]] = field(default_factory=list)
     trials_cost: load.Cost = field(default_factory=lambda: load.total([]))
     costs: list[load.Cost] = field(default_factory=list)
+    obstacle: str = ""
 
 
 def count(client: Client, request: Request, measured: Measured, report: Report) -> None:
@@ -171,6 +172,7 @@ def judge(measured: Measured, limits: Limits, baseline: Mapping[str, Any]) -> di
         below = f"{mean:.2f} tok/s, the floor of the profile is {limits.floor_tok_s:g}"
         return _verdict(COULD_NOT_RUN if spoiled else FAILED, below + spoiled)
     broken = [f"{point_name(point)}: {point['reason']}" for point in measured.points if point["failed"]]
+    broken += [measured.obstacle] if measured.obstacle else []
     if broken:
         return _verdict(COULD_NOT_RUN, "; ".join(broken))
     if not baseline["regression"]:
@@ -201,11 +203,14 @@ def gate(
     measured = Measured()
     try:
         count(client, request, measured, report)
+    except (ApiError, trial.MeasurementError) as error:
+        return could_not_run(str(error))
+    try:
         for point, cost in sweeps(client, settings, max_num_seqs, request.options, report) if settings else ():
             measured.points.append(point)
             measured.costs.append(cost)
     except (ApiError, trial.MeasurementError) as error:
-        return could_not_run(str(error))
+        measured.obstacle = f"the sweeps could not be measured: {error}"
     summary = summarize(measured)
     baseline = compare(summary["steady_tok_s"]["mean"])
     return {**judge(measured, limits, baseline), **summary, "baseline": baseline}
@@ -240,10 +245,7 @@ def describe(result: Mapping[str, Any]) -> str:
     if baseline["alarm_below"] is None:
         against = f"{baseline['starts']} earlier starts: only the floor counts"
     else:
-        against = (
-            f"mean of {baseline['starts']} earlier starts {baseline['mean']:.2f}, alarm from "
-            f"{baseline['smallest_slowdown']:.1%} slower, caught with 95 % from {baseline['detectable_slowdown']:.1%}"
-        )
+        against = f"mean of {baseline['starts']} earlier starts {baseline['mean']:.2f}, " + _seen(baseline)
     lines = [
         f"throughput: {result['verdict']}: decode {decode['mean']:.2f} tok/s{spread} over {decode['n']} trials, "
         f"TTFT {result['ttft_ms']:.0f} ms, end to end {result['end_to_end_tok_s']:.2f} tok/s; {against}"
@@ -251,6 +253,15 @@ def describe(result: Mapping[str, Any]) -> str:
     lines += [result["reason"]] if result["reason"] else []
     lines += [_line(point) for point in result["points"]]
     return "\n".join(lines)
+
+
+def _seen(baseline: Mapping[str, Any]) -> str:
+    """Which slowdown would be seen; none, where the earlier starts differ by more than a rate can fall."""
+    alarm, caught = baseline["smallest_slowdown"], baseline["detectable_slowdown"]
+    if alarm >= 1:
+        return "which differ so much that no slowdown would raise an alarm"
+    certain = "none with 95 %" if caught >= 1 else f"caught with 95 % from {caught:.1%}"
+    return f"alarm from {alarm:.1%} slower, {certain}"
 
 
 def _line(point: Mapping[str, Any]) -> str:

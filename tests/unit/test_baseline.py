@@ -195,3 +195,11 @@ def test_two_measurements_of_a_start_are_one_with_both_their_trials(tmp_path: Pa
     (start,) = baseline.append(path, Start("a", "u", "", 58.0, 10, 0.4))
     assert (start.mean, start.trials) == (57.0, 20)
     assert start.stderr == pytest.approx(0.25)
+
+
+def test_a_start_that_regressed_once_stays_out_whatever_it_measures_later(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    for regression, mean in ((True, 45.0), (False, 57.0)):
+        history = baseline.append(path, Start("s1", "2026-01-01T00:00:00+00:00", "0001", mean, 20, 0.1, regression))
+    assert [start.regression for start in history] == [True]
+    assert baseline.compare(history, "s2", 57.0)["starts"] == 0

@@ -99,6 +99,41 @@ def test_an_answer_that_cannot_be_had_is_no_pass(reply: Reply) -> None:
     assert {case["verdict"] for case in found["cases"]} == {"could-not-run"}
 
 
+@pytest.mark.parametrize("content", [["Paris"], {"text": "Paris"}, 5])
+def test_an_answer_of_another_shape_fails_its_case_and_no_other(content: Any) -> None:
+    first = suite()["cases"][0]
+    document = {"name": "s", "cases": [{**first, "name": "good"}, {**first, "name": "bad", "prompt": "Which shape?"}]}
+
+    def reply(body: Body) -> Reply:
+        asked = body["messages"][0]["content"]
+        return Reply("It is Paris.", message={"content": content} if asked == "Which shape?" else {})
+
+    with FakeOpenAiServer(reply) as server:
+        found = ask(server.url, document)
+    verdicts = {case["name"]: case["verdict"] for case in found["cases"]}
+    assert verdicts == {"good": "pass", "bad": "fail"}
+    assert "cannot be read" in found["cases"][1]["reason"]
+
+
+def test_a_tool_that_nobody_wanted_fails() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+    with FakeOpenAiServer(Reply("It is Paris.", message={"tool_calls": [call]})) as server:
+        found = ask(server.url, suite())
+    assert found["cases"][0]["reason"] == "the answer calls 1 tools, wanted none"
+
+
+def test_a_right_answer_again_and_again_fails() -> None:
+    with FakeOpenAiServer(Reply("The capital of France is Paris. " * 40)) as server:
+        found = ask(server.url, suite())
+    assert "the answer repeats itself" in found["cases"][0]["reason"]
+
+
+def test_broken_reasoning_fails_beside_a_right_answer() -> None:
+    with FakeOpenAiServer(Reply("It is Paris.", message={"reasoning": "so \ufffd\ufffd"})) as server:
+        found = ask(server.url, suite())
+    assert "reasoning: broken UTF-8" in found["cases"][0]["reason"]
+
+
 def test_a_server_that_hangs_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coherence, "PROBE_TIMEOUT_S", 0.2)
     document = {"name": "s", "cases": [{**suite()["cases"][0], "name": f"case-{n}"} for n in range(6)]}

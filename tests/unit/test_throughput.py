@@ -179,6 +179,38 @@ def test_a_point_with_a_failed_request_is_never_a_silent_pass() -> None:
     assert found["decode_tok_s"]["n"] == 1, "what was measured stays"
 
 
+def test_sweeps_that_cannot_be_measured_leave_the_trials_and_the_floor() -> None:
+    def breaks(body: Body) -> Reply:
+        return script(body) if body["messages"][0]["content"] == throughput.COUNTING_PROMPT else Reply(status=500)
+
+    with FakeOpenAiServer(breaks) as server:
+        client = Client(server.url)
+        found = gate(client, FEW, Limits(1, 100), lambda mean: NO_BASELINE, settings=SMALL)
+        slow = gate(client, FEW, Limits(10**6, 100), lambda mean: NO_BASELINE, settings=SMALL)
+    assert (found["verdict"], found["decode_tok_s"]["n"]) == ("could-not-run", 1)
+    assert "the sweeps could not be measured: " in found["reason"]
+    assert (slow["ok"], slow["verdict"]) == (False, "fail")
+
+
+def test_a_history_that_is_too_wide_is_said_to_see_nothing() -> None:
+    found = run(Reply("1 2 3 4", token_s=0.005), Limits(0.001), Request(trials=3, warmup=0))
+    wide = {**found, "baseline": baseline.compare(starts(20.0, 150.0, 90.0), "now", 57.0)}
+    assert "which differ so much that no slowdown would raise an alarm" in throughput.describe(wide)
+
+
+@pytest.mark.parametrize(("tokens_per_chunk", "measured"), [(10, True), (25, False), (50, False), (100, False)])
+def test_a_stream_in_large_pieces_shows_no_rate(tokens_per_chunk: int, measured: bool) -> None:
+    found = run(Reply(COUNT, token_s=0.003, tokens_per_chunk=tokens_per_chunk), Limits(1, 100))
+    assert (found["verdict"] == "pass") is measured, found["reason"]
+
+
+def test_more_tokens_than_were_asked_for_are_no_measurement() -> None:
+    found = run(
+        Reply(COUNT, token_s=0.002, completion_tokens=140), Limits(1), Request(trials=1, warmup=0, max_tokens=120)
+    )
+    assert "usage claims 140 completion tokens, 120 were asked for at most" in found["reason"]
+
+
 def starts(*means: float) -> list[Start]:
     return [Start(f"s{n}", "2026-01-01T00:00:00+00:00", f"{n:04}", mean, 5) for n, mean in enumerate(means)]
 
