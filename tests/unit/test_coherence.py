@@ -492,3 +492,12 @@ def test_a_damaged_record_is_named(tmp_path: Path, content: str, reason: str) ->
     path.write_text(content)
     with pytest.raises(ValueError, match=re.escape(reason)):
         reference.load(path)
+
+
+def test_a_needle_that_fits_beside_no_answer_is_left_out_and_not_failed() -> None:
+    cases = parse_suite(
+        {"name": "s", "cases": [{"name": "all", "needle": {"lengths": ["served"], "depths": [0.5]}}]}
+    ).cases
+    assert len(coherence.longer_than_served(cases, 2048, 4096)) == 1
+    assert coherence.longer_than_served(cases, 8192, 4096) == {}
+    assert coherence.longer_than_served(cases, None, 4096) == {}
