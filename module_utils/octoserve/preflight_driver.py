@@ -31,13 +31,18 @@ def versions(gpus: nvml.Gpus, host: Host) -> Finding:
 
 
 def cuda(gpus: nvml.Gpus, wanted: str) -> Finding:
-    """The newest CUDA that the driver serves, against the one that the stack is built on."""
+    """The newest CUDA that the driver serves, against the one that the stack is built on.
+
+    An older minor version of the same major one runs what was compiled ahead of time, not PTX: "minor version
+    compatibility" of https://docs.nvidia.com/deploy/cuda-compatibility/
+    """
     measured = f"driver {gpus.driver_version} serves up to CUDA {gpus.cuda_version}"
     text = f"CUDA {wanted} or newer, which the stack is built on"
     if _numbers(gpus.cuda_version) >= _numbers(wanted):
         return Finding("CUDA of the driver", OK, measured, text)
     mend = f"install a driver that serves CUDA {wanted}, and reboot"
-    return Finding("CUDA of the driver", ERROR, measured, text, mend)
+    same_major = _numbers(gpus.cuda_version)[:1] == _numbers(wanted)[:1]
+    return Finding("CUDA of the driver", WARNING if same_major else ERROR, measured, text, mend)
 
 
 def kernel_module(cards: Sequence[Settings] | None, host: Host) -> Finding:

@@ -132,8 +132,8 @@ def test_p2p_names_pairs_and_reason(look: Look) -> None:
     )
 
 
-def test_cards_that_serve_older_cuda_do_not_fit_a_newer_minor(look: Look) -> None:
-    assert look("cuda_version 13010\n", cuda="13.2")["CUDA of the driver"]["verdict"] == ERROR
+def test_a_driver_of_an_older_minor_version_may_lack_something(look: Look) -> None:
+    assert look("cuda_version 13010\n", cuda="13.2")["CUDA of the driver"]["verdict"] == WARNING
     assert look("cuda_version 13010\n", cuda="13.1")["CUDA of the driver"]["verdict"] == OK
     assert "CUDA of the driver" not in look(cuda=None)
 
