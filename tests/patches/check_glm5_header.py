@@ -118,7 +118,8 @@ def run(folder: Path, mix: glm5_header.TypeMix, topk: int, size: int, rank: int)
         hf_config_path=str(folder),
         hf_overrides={"index_topk": topk},
         quantization="gguf",
-        speculative_config={"method": "mtp", "num_speculative_tokens": 1},
+        speculative_config={"method": "mtp", "num_speculative_tokens": 1, "attention_backend": "CPU_MLA"},
+        attention_backend="CPU_MLA",  # AMX_MLA, the choice of a CPU with AMX, takes no indexer
         skip_tokenizer_init=True,
         dtype="bfloat16",
         enforce_eager=True,

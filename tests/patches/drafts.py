@@ -19,7 +19,8 @@ import numpy as np
 import score
 import torch
 
-SPECULATIVE = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
+# A draft does not take the target's backend.
+SPECULATIVE = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1, "attention_backend": "CPU_MLA"}}
 
 
 class Recorder:

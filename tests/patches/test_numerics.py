@@ -87,7 +87,10 @@ def test_two_ranks_answer_as_one(patched: Stack, models: dict[str, Path], layers
 
 
 def test_a_draft_does_not_change_the_answer(patched: Stack, models: dict[str, Path]) -> None:
-    options = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}, **QUANTIZED}
+    options = {
+        "speculative_config": {"method": "mtp", "num_speculative_tokens": 1, "attention_backend": "CPU_MLA"},
+        **QUANTIZED,
+    }
     result = patched.score([models[PROBE]], options)[PROBE]
     assert agrees(result), result
 
