@@ -13,7 +13,8 @@ from tests.gates import serving
 
 FILE = serving.ROOT / "files/gates/references/tiny_glm.json"
 CODE = "import json; from tests.gates import references; print(json.dumps(references.tiny_glm()))"
-ROUNDING = 2e-6  # nats: the file keeps six digits
+#: Nats. CPUs sum float32 in orders of their own, which moved a token of -14 nats by 5e-5; a fault moves some by 0.01.
+ROUNDING = 2e-4
 
 
 def test_the_file_holds_what_transformers_computes() -> None:
