@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "module_utils"))
 from octoserve import lock
 
 PROC = Path("/proc")
-#: A connection ends this long after its last use, see ssh_args of the ssh connection plugin.
+#: Seconds to wait for another run, as the module's documentation says.
 DEFAULT_TIMEOUT = 90
 POLL_S = 3.0
 
@@ -53,7 +53,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
 def this_run() -> lock.Holder:
     """This run of ansible-playbook: tasks run in forks of its process."""
     pid = os.getpid()
-    while (parent := _parent(pid)) and _command(parent) == _command(os.getpid()):
+    while (parent := lock.stat(pid)[1]) and _command(parent) == _command(os.getpid()):
         pid = parent
     run = lock.process(pid)
     if run is None:
@@ -73,11 +73,6 @@ def is_dead(holder: dict[str, Any]) -> bool:
     """Whether the holder was a run of this controller that has ended; of others, this controller does not know."""
     run = lock.Process(**holder["run"])
     return bool(holder["controller"] == controller_id() and lock.process(run.pid) != run)
-
-
-def _parent(pid: int) -> int:
-    text = (PROC / str(pid) / "stat").read_text()
-    return int(text[text.rindex(")") + 2 :].split()[1])
 
 
 def _command(pid: int) -> bytes:

@@ -68,7 +68,7 @@ def main() -> None:
     try:
         free = listener.is_free(address, port)
         found = [] if free else listener.holders(address, port)
-        held = bool(found) and all(listener.is_of_unit(holder.pid, module.params["unit"]) for holder in found)
+        held = listener.are_of_unit(found, module.params["unit"])
         if not free and not held:
             module.fail_json(msg=listener.describe(address, port, found))
     except OSError as error:

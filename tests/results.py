@@ -1,4 +1,4 @@
-"""What a committed result of a long suite of the gates says of its origin; scripts/stale_results.py reads it."""
+"""What a committed result of a long suite says of its origin; scripts/stale_results.py reads it."""
 
 from __future__ import annotations
 

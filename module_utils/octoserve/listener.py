@@ -64,6 +64,11 @@ def is_of_unit(pid: int, unit: str, proc: Path = Path("/proc")) -> bool:
     return any(unit in group.split(":", 2)[2].split("/") for group in groups)
 
 
+def are_of_unit(found: list[Holder], unit: str) -> bool:
+    """Whether an address that is not free is the unit's own: somebody has it, and nobody else."""
+    return bool(found) and all(is_of_unit(holder.pid, unit) for holder in found)
+
+
 def _links(folder: Path) -> set[str]:
     """Where a process's open files point; one that is closed meanwhile does not hide the others."""
     found = set()
@@ -96,8 +101,13 @@ def _overlap(wanted: _Address | None, found: _Address) -> bool:
     return wanted is None or wanted == found or wanted.is_unspecified or found.is_unspecified
 
 
-def describe(address: str, port: int, found: list[Holder]) -> str:
-    """One line for an operator whose service cannot have its address."""
+def taken(address: str, port: int, found: list[Holder]) -> str:
+    """Who has an address, in a line."""
     by = "; ".join(f"PID {holder.pid} ({holder.command[:120]})" for holder in found)
     who = f"held by {by}" if by else "held by a process that is not visible from here (another container or namespace)"
-    return f"{address}:{port} is taken, {who}: stop it, or choose another port"
+    return f"{address}:{port} is taken, {who}"
+
+
+def describe(address: str, port: int, found: list[Holder]) -> str:
+    """One line for an operator whose service cannot have its address."""
+    return f"{taken(address, port, found)}: stop it, or choose another port"

@@ -117,7 +117,7 @@ def connection_of(pid: int, proc: Path = Path("/proc")) -> Process | None:
     found = None
     while pid > 1:
         try:
-            name, parent, started = _stat(pid, proc)
+            name, parent, started = stat(pid, proc)
         except OSError:
             break
         if name.startswith(CONNECTIONS) and not (name.startswith("sshd") and parent == 1):
@@ -129,13 +129,13 @@ def connection_of(pid: int, proc: Path = Path("/proc")) -> Process | None:
 def process(pid: int, proc: Path = Path("/proc")) -> Process | None:
     """The process that has this number now."""
     try:
-        return Process(pid, _stat(pid, proc)[2])
+        return Process(pid, stat(pid, proc)[2])
     except OSError:
         return None
 
 
-def _stat(pid: int, proc: Path) -> tuple[str, int, int]:
-    """Name, parent and start of a process, see proc_pid_stat(5)."""
+def stat(pid: int, proc: Path = Path("/proc")) -> tuple[str, int, int]:
+    """Name, parent and start (clock ticks since boot) of a process, see proc_pid_stat(5). Raises OSError."""
     text = (proc / str(pid) / "stat").read_text()
     name, rest = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
     return name, int(rest[1]), int(rest[19])

@@ -131,9 +131,9 @@ def address(host_address: str, port: int, unit: str) -> Finding:
     except OSError as error:
         measured = f"this host cannot listen on {host_address}: {error.strerror}"
         return Finding(name, ERROR, measured, "one of the host's own addresses", "correct octoserve_host")
-    if found and all(listener.is_of_unit(holder.pid, unit) for holder in found):
+    if listener.are_of_unit(found, unit):
         return Finding(name, OK, f"{host_address}:{port} is the running service's", wanted)
-    measured = listener.describe(host_address, port, found).rpartition(": ")[0]
+    measured = listener.taken(host_address, port, found)
     return Finding(name, ERROR, measured, wanted, "stop it, or choose another octoserve_port")
 
 

@@ -194,8 +194,10 @@ def _ask_for_fault(since: float) -> str:
 
 def act(memory: Memory, unit: str) -> None:
     """Restart or stop the service where that is the verdict, unless somebody else has done so since it was seen."""
+    if memory.verdict not in EXIT_CODES:
+        return
     state = startup.unit_state(unit)
-    if memory.verdict in EXIT_CODES and state.alive and state.invocation == memory.invocation:
+    if state.alive and state.invocation == memory.invocation:
         verb = "try-restart" if memory.verdict == RESTART else "stop"
         subprocess.run(["systemctl", "--no-block", verb, unit], check=True, timeout=60)
 

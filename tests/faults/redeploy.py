@@ -32,18 +32,16 @@ FORGET = f"""cd {RELEASES} && for r in *; do
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended: exit code, what it said, seconds."""
+    """How a run ended: exit code, and what it said."""
 
     code: int
     output: str
-    seconds: float
 
 
 class Run:
     """A run of ansible-playbook or of scripts/redeploy.py in a process group of its own."""
 
     def __init__(self, *command: str, environment: Mapping[str, str] | None = None) -> None:
-        self.began = time.monotonic()
         where = {**os.environ, "PIP_FIND_LINKS": str(ROOT / ".cache/fake_engine/wheels"), "NO_COLOR": "1"}
         self.process = subprocess.Popen(
             command,
@@ -84,7 +82,7 @@ class Run:
         for line in self._stdout:
             self.lines.append(line)
         code = self.process.wait(TIMEOUT_S)
-        return Ended(code, "".join(self.lines), time.monotonic() - self.began)
+        return Ended(code, "".join(self.lines))
 
 
 def redeploy(profile: str, *options: str, environment: Mapping[str, str] | None = None) -> Run:

@@ -10,7 +10,6 @@ one did not end as it must. `--save FILE` with `--only` replaces rows of the fil
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests import results
+from tests import pages, results
 from tests.faults import redeploy, service
 from tests.faults.host import FaultError, Host
 
@@ -52,7 +51,7 @@ def redeploy_faults(host: Host, options: argparse.Namespace) -> Iterator[Step]:
 def save(path: Path, made_by: dict[str, Any], rows: list[dict[str, Any]], names: set[str], *, whole: bool) -> None:
     """Write a result. Of a part: into the file of the whole, whose commit stays, each row with its own."""
     if not whole and path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = pages.load(path)
         met = {row["fault"]: row for row in rows}
         kept = [met.pop(row["fault"], row) for row in before["faults"] if row["fault"] in names]
         made_by, rows = {key: before[key] for key in made_by if key in before}, [*kept, *met.values()]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tests.faults.host import POLL_S, STUB_STATE, UNIT, FaultError, Host, journal_says
+from tests.faults.host import UNIT, FaultError, Host, journal_says
 
 #: Which file of the release the fake stack patches.
 PATCHED = "$(echo /opt/octoserve/releases/fake-1-*/lib/python3*/site-packages)/vllm/__init__.py"
@@ -130,7 +130,7 @@ def memory_stays_held(host: Host) -> None:
     """A process of somebody else keeps a card's memory."""
     pid = host.run("sh -c 'setsid sleep 600 > /dev/null 2>&1 & echo $!'").strip()
     host.cards("free_mib 3 3348", f"process 3 {pid} 94000")
-    host.run(f"systemctl restart --no-block {UNIT}")
+    restarted(host)
 
 
 FAULTS += [
@@ -328,6 +328,3 @@ def meet(host: Host, fault: Fault) -> float:
         fault.mend(host)
         host.fresh()
     return seconds
-
-
-__all__ = ["FAULTS", "POLL_S", "STUB_STATE", "Fault", "meet"]

@@ -7,12 +7,12 @@ Writes them between their markers; tests/unit/test_faults_table.py keeps them eq
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from tests import pages
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs/faults.md"
@@ -20,9 +20,8 @@ SUITES = ("service", "vllm", "redeploy")
 
 
 def load(name: str) -> dict[str, Any]:
-    """A committed result."""
-    content: dict[str, Any] = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
-    return content
+    """The committed result of a suite."""
+    return pages.load(HERE / f"{name}.json")
 
 
 def render(result: Mapping[str, Any]) -> str:
@@ -41,18 +40,9 @@ def render(result: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", f"({result['date']}, commit {result['commit'][:10]}.)"]) + "\n"
 
 
-def between(name: str) -> re.Pattern[str]:
-    """What stands between a suite's markers."""
-    return re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)", re.DOTALL)
-
-
 def main() -> int:
     """Write the tables."""
-    page = PAGE.read_text(encoding="utf-8")
-    for name in SUITES:
-        table = render(load(name))
-        page = between(name).sub(lambda _, table=table: table, page)  # type: ignore[misc]
-    PAGE.write_text(page, encoding="utf-8")
+    pages.fill(PAGE, {name: render(load(name)) for name in SUITES})
     return 0
 
 

@@ -7,24 +7,23 @@ Writes it between its markers; tests/unit/test_gates_table.py keeps it equal to 
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests import pages
+
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs/gates.md"
-MARKED = re.compile(r"(?<=<!-- mutants -->\n).*?(?=<!-- /mutants -->)", re.DOTALL)
+MARKED = pages.between("mutants")
 WITHOUT_REFERENCE = ("question", "needle", "agreement")
 NAMED = 2  # so many cases are named, more are counted
 
 
 def load(name: str) -> dict[str, Any]:
     """A committed result."""
-    content: dict[str, Any] = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
-    return content
+    return pages.load(HERE / f"{name}.json")
 
 
 def caught_by(row: Mapping[str, Any]) -> str:
@@ -90,9 +89,7 @@ def _healthy(healthy: Mapping[str, Any]) -> list[str]:
 
 def main() -> int:
     """Write the table."""
-    table = render(load("mutants"), load("healthy"))
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(MARKED.sub(lambda _: table, page), encoding="utf-8")
+    pages.fill(PAGE, {"mutants": render(load("mutants"), load("healthy"))})
     return 0
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests import pages
 from tests.faults import redeploy, service, table
 
 
 @pytest.mark.parametrize("name", table.SUITES)
 def test_the_page_shows_the_committed_results(name: str) -> None:
-    shown = table.between(name).search(table.PAGE.read_text(encoding="utf-8"))
+    shown = pages.between(name).search(table.PAGE.read_text(encoding="utf-8"))
     assert shown
     assert shown[0] == table.render(table.load(name)), "run python -m tests.faults.table"
 

@@ -53,7 +53,7 @@ def render(
         point_name=words.point_name,
         answered=words.answered,
         # Made by this project from numbers and its own words, not from what a server said.
-        plots=[(plot, Markup(plot.svg)) for plot in drawn],  # noqa: S704
+        plots=[(plot, Markup(plot.svg)) for plot in drawn],  # noqa: S704  # plots.py drew it
         no_plots=no_plots,
         baseline_line=words.baseline_line(measured.get("baseline")),
         told_below=told_below(summary),
