@@ -1,8 +1,9 @@
 """One answer three ways: whole, as a stream, and its tokens computed again as a prompt.
 
-A whole and a streamed answer at temperature 0 hold the same text, or part where two tokens were as good as equal.
-Decoding (one token a step, from the KV cache and CUDA graphs) and prefill (all tokens at once) are two computations of
-the same log probabilities, so a stale cache, graph or position shows in their difference, without a reference.
+A whole and a streamed answer at temperature 0 hold the same text, or part where two tokens were as good as equal; each
+of their tokens is the likeliest. Decoding (one token a step, from the KV cache and CUDA graphs) and prefill (all tokens
+at once) are two computations of the same log probabilities, so a stale cache, graph or position shows in their
+difference, without a reference.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from .answer_checks import well_formed
 from .coherence_suite import Agreement
 from .openai_api import Client, Completion, join_chunks
 
+SAME = "same"  # where the streamed answer parts from the whole one: nowhere
 TOP = 5  # alternatives of a token in which the other answer's token is looked for
 SILENT_TOKENS = 1  # the end of an answer may come without an event of its own
+# A model's own generation_config may name a penalty, with which the likeliest token is not the one that is taken.
+PLAIN = {"repetition_penalty": 1.0}
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Agreed:
 
 def ask(client: Client, case: Agreement, options: Mapping[str, Any]) -> Agreed:
     """Ask all three ways. Raises ApiError."""
-    asked = {**options, "logprobs": True, "top_logprobs": TOP, "return_token_ids": True}
+    asked = {**options, "logprobs": True, "top_logprobs": TOP, "return_token_ids": True, **PLAIN}
     whole = client.chat(case.messages, case.max_tokens, **asked)
     streamed = join_chunks(client.stream_chat(case.messages, case.max_tokens, **asked))
     if reason := well_formed(said(whole)) or well_formed(said(streamed)):
@@ -43,21 +47,67 @@ def ask(client: Client, case: Agreement, options: Mapping[str, Any]) -> Agreed:
             whole, missing="the server sent no log probability and id of each token, so nothing can be compared"
         )
     reason, parted = compare(whole, streamed, case.tie)
+    reason = reason or not_likeliest("whole", whole, case.tie) or not_likeliest("streamed", streamed, case.tie)
+    reason = reason or miscounted(whole)
     given = list(whole.prompt_token_ids)
-    again = client.prompt_logprobs(given + list(whole.token_ids))[len(given) - 1 :]
-    apart = scoring.difference([token.logprob for token in whole.tokens], again)
-    measured = scoring.told(
-        {"against_prefill": apart, "bound": vars(case.bound), "tokens": len(whole.tokens), "stream": parted}
+    apart = {"whole": against_prefill(client, given, whole)}
+    if parted != SAME and is_complete(streamed):
+        apart["streamed"] = against_prefill(client, given, streamed)
+    for way, found in apart.items():
+        if not reason and (too_far := scoring.exceeds(found, case.bound, len(whole.tokens))):
+            reason = f"decoded, and computed again from its tokens, the {way} answer's {too_far}"
+    measured = {
+        "against_prefill": apart["whole"],
+        "streamed_against_prefill": apart.get("streamed"),
+        "bound": vars(case.bound),
+        "tokens": len(whole.tokens),
+        "stream": parted,
+    }
+    return Agreed(whole, reason, measured=scoring.told(measured))
+
+
+def against_prefill(client: Client, given: list[int], answer: Completion) -> dict[str, float]:
+    """How far the log probabilities of an answer's tokens lie from those of the same tokens as a prompt (nats)."""
+    again = client.prompt_logprobs(given + list(answer.token_ids))[len(given) - 1 :]
+    return scoring.difference([token.logprob for token in answer.tokens], again)
+
+
+def is_complete(streamed: Completion) -> bool:
+    """Whether a stream brought each token of its answer: a parser may keep the end of the reasoning to itself."""
+    counted = streamed.usage.completion_tokens if streamed.usage else -1
+    return len(streamed.tokens) == len(streamed.token_ids) == counted
+
+
+def not_likeliest(way: str, answer: Completion, tie: float) -> str:
+    """Which token of an answer at temperature 0 another one surpasses by more than a tie (nats); else empty."""
+    for number, token in enumerate(answer.tokens):
+        best = max(token.top, key=token.top.__getitem__, default="")
+        gap = token.top.get(best, token.logprob) - token.logprob
+        if gap > tie:
+            return (
+                f"token {number + 1} of the {way} answer is {token.text!r}, though {best!r} is {gap:.3g} nats likelier"
+            )
+    return ""
+
+
+def miscounted(whole: Completion) -> str:
+    """Where ``usage`` does not count the tokens that the answer holds; else empty."""
+    if whole.usage is None:
+        return ""
+    prompt, answer = len(whole.prompt_token_ids), len(whole.token_ids)
+    told = whole.usage
+    if told.prompt_tokens == prompt and abs(told.completion_tokens - answer) <= SILENT_TOKENS:
+        return ""
+    return (
+        f"usage counts {told.prompt_tokens} and {told.completion_tokens} tokens of prompt and answer, "
+        f"they are {prompt} and {answer}"
     )
-    if not reason and (too_far := scoring.exceeds(apart, case.bound, len(whole.tokens))):
-        reason = f"decoded, and computed again from its tokens, the answer's {too_far}"
-    return Agreed(whole, reason, measured=measured)
 
 
 def compare(whole: Completion, streamed: Completion, tie: float) -> tuple[str, str]:
     """Why a streamed answer contradicts the whole one (empty: it does not), and where the two part."""
     if said(whole) == said(streamed):
-        return "", "same"
+        return "", SAME
     sent, counted = len(streamed.token_ids), streamed.usage.completion_tokens if streamed.usage else 0
     if sent < counted - SILENT_TOKENS:
         return f"the stream brought {sent} of {counted} tokens: {said(streamed)[:80]!r}", "tokens lost"

@@ -20,6 +20,7 @@ from . import agreement, haystack, scoring
 from .answer_checks import accept, well_formed
 from .coherence_suite import Agreement, Bound, Case, Needle, Question, Score, Suite, check_names
 from .openai_api import ApiError, Client, Completion, Usage, join_chunks
+from .patience import patiently
 from .prose import find_loop
 from .statements import words
 
@@ -244,7 +245,7 @@ class Gate:
             return Result(case, COULD_NOT_RUN, "not asked: a case before it brought no answer", "not asked")
         started = time.monotonic()
         try:
-            result = ask(case)
+            result, _ = patiently(lambda: ask(case))
         except ApiError as error:
             if error.status is None and not self._answers():
                 self._silent.set()

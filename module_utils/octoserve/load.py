@@ -11,12 +11,8 @@ from pathlib import Path
 from typing import Any, Callable
 
 from .openai_api import ApiError, Chunk, Client
+from .patience import patiently
 
-# A server that is full says so and when to come again; it is believed this often and this long.
-BUSY = (429, 503)
-MAX_TRIES = 3
-MAX_RETRY_WAIT_S = 10.0
-DEFAULT_RETRY_WAIT_S = 1.0
 # Share of one core from which on the interpreter, which runs one thread at a time, holds events back.
 BOTTLENECK = 0.7
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
@@ -81,24 +77,10 @@ class Load:
     cost: Cost
 
 
-def retry_wait_s(error: ApiError) -> float:
-    """Seconds to wait before the next try: what the server asked for, within bounds."""
-    wanted = DEFAULT_RETRY_WAIT_S if error.retry_after is None else error.retry_after
-    return min(max(wanted, 0.0), MAX_RETRY_WAIT_S)
-
-
 def ask(client: Client, prompt: Prompt, sleep: Callable[[float], None] = time.sleep) -> tuple[list[Chunk], int]:
     """Stream one answer; 429 and 503 are asked again. Returns chunks and retries, raises ApiError."""
     messages = [{"role": "user", "content": prompt.text}]
-    retries = 0
-    while True:
-        try:
-            return client.stream_chat(messages, prompt.max_tokens, **prompt.options), retries
-        except ApiError as error:
-            retries += 1
-            if error.status not in BUSY or retries >= MAX_TRIES:
-                raise
-            sleep(retry_wait_s(error))
+    return patiently(lambda: client.stream_chat(messages, prompt.max_tokens, **prompt.options), sleep)
 
 
 def run(client: Client, prompts: Iterable[Prompt], concurrency: int, seconds: float | None = None) -> Load:

@@ -83,7 +83,7 @@ def _is_called_false(text: Sequence[str], at: int) -> bool:
 def states(text: str, form: str) -> bool:
     """Whether a text says a form, as whole words and not denied; ``re:`` marks a regular expression.
 
-    A number with a sign or a slash before it is another number.
+    A number with a sign or a slash before it is another number, and "42 or 43" says neither.
     """
     if form.startswith("re:"):
         said = tokens(text)
@@ -92,7 +92,14 @@ def states(text: str, form: str) -> bool:
     said, wanted = tokens(text), tokens(form)
     if len(wanted) == 1 and wanted[0][0].isdigit():
         said = _without_signed(text)
+        return any(not is_negated(said, at, 1) and not _is_one_of_two(said, at) for at in find_form(said, wanted))
     return any(not is_negated(said, at, len(wanted)) for at in find_form(said, wanted))
+
+
+def _is_one_of_two(text: Sequence[str], at: int) -> bool:
+    """Whether a number stands beside another one: "42 or 43"."""
+    neighbours = (text[at - 2 : at] if at >= 2 else [], list(reversed(text[at + 1 : at + 3])))
+    return any(len(two) == 2 and two[1] == "or" and two[0][0].isdigit() and two[0] != text[at] for two in neighbours)
 
 
 def _without_signed(text: str) -> list[str]:

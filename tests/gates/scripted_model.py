@@ -141,7 +141,8 @@ class ScriptedModel:
         """The ``logprobs`` of an answer's tokens (or of the events that a stream makes of them) and its end."""
         before = prompt_tokens(body)
         made = []
-        for token in [*(tokens_of(answer.text) if events is None else events), END]:
+        said = tokens_of(answer.text) if events is None else events
+        for token in [*tokens_of(answer.reasoning), *said, END]:
             value = logprob(before, token) + answer.logprob_shift
             top = [{"token": token, "logprob": value}, {"token": " other", "logprob": value - 5}]
             made.append({"token": token, "logprob": value, "top_logprobs": top})
@@ -157,7 +158,7 @@ class ScriptedModel:
         found: Body = {"choices": [choice], "usage": self.usage(body, answer)}
         if body.get("logprobs"):
             choice["logprobs"] = {"content": self.entries(body, answer)}
-            choice["token_ids"] = self.ids([*tokens_of(answer.text), END])
+            choice["token_ids"] = self.ids([*tokens_of(answer.reasoning), *tokens_of(answer.text), END])
             found["prompt_token_ids"] = self.ids(prompt_tokens(body))
         return found
 
@@ -165,8 +166,11 @@ class ScriptedModel:
         """The events of a streamed chat completion."""
         answer = self.answer(body)
         yield {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
-        for word in tokens_of(answer.reasoning):
-            yield {"choices": [{"delta": {"reasoning": word}}]}
+        events = tokens_of(answer.text) if answer.events is None else answer.events
+        entries = self.entries(body, answer, events) if body.get("logprobs") else []
+        thoughts = tokens_of(answer.reasoning)
+        for word, entry in itertools.zip_longest(thoughts, entries[: len(thoughts)]):
+            yield {"choices": [self.choice({"reasoning": word}, word, entry)]}
         calls = answer.tool_calls if answer.stream_tool_calls is None else answer.stream_tool_calls
         for index, call in enumerate(calls):
             arguments = call["function"]["arguments"]
@@ -180,18 +184,17 @@ class ScriptedModel:
             yield {
                 "choices": [{"delta": {"tool_calls": [{"index": index, "function": {"arguments": arguments[half:]}}]}}]
             }
-        events = tokens_of(answer.text) if answer.events is None else answer.events
-        entries = self.entries(body, answer, events) if body.get("logprobs") else []
-        for event, entry in itertools.zip_longest(events, entries[:-1]):
-            choice: Body = {"delta": {"content": event}}
-            if entry:
-                choice.update(logprobs={"content": [entry]}, token_ids=self.ids([event]))
-            yield {"choices": [choice]}
+        for event, entry in itertools.zip_longest(events, entries[len(thoughts) : -1]):
+            yield {"choices": [self.choice({"content": event}, event, entry)]}
         last: Body = {"delta": {}, "finish_reason": answer.finish_reason}
         if entries:
             last.update(logprobs={"content": entries[-1:]}, token_ids=self.ids([END]))
         yield {"choices": [last]}
         yield {"choices": [], "usage": self.usage(body, answer)}
+
+    def choice(self, delta: Body, token: str, entry: Body | None) -> Body:
+        """One event's choice, with its token's log probability where it was asked for."""
+        return {"delta": delta, **({"logprobs": {"content": [entry]}, "token_ids": self.ids([token])} if entry else {})}
 
     @staticmethod
     def usage(body: Body, answer: Answer) -> Body:

@@ -1,8 +1,8 @@
-"""The table of docs/gates.md: what the committed results of the long suites say.
+"""The tables of docs/gates.md: what the committed results of the long suites say, and what is scripted.
 
     python -m tests.gates.table
 
-Writes it between its markers; tests/unit/test_gates_table.py keeps it equal to the results.
+Writes them between their markers; tests/unit/test_gates_table.py keeps them equal to their sources.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from tests import pages
+from tests.gates.scripted_faults import FAULTS
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs/gates.md"
-MARKED = pages.between("mutants")
+MARKED, SCRIPTED = pages.between("mutants"), pages.between("scripted")
 WITHOUT_REFERENCE = ("question", "needle", "agreement")
 NAMED = 2  # so many cases are named, more are counted
 
@@ -67,6 +68,15 @@ def render(mutants: Mapping[str, Any], healthy: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_scripted() -> str:
+    """The faults of the scripted model, and the cases that tests/gates/test_scripted.py demands to fail."""
+    rows = [
+        f"| {name} | {', '.join(f'`{case}`' for case in fault.caught_by) or 'any case'} |"
+        for name, fault in FAULTS.items()
+    ]
+    return "\n".join([f"{len(FAULTS)} faults:", "", "| fault | must be caught by |", "|---|---|", *rows]) + "\n"
+
+
 def _healthy(healthy: Mapping[str, Any]) -> list[str]:
     lines = [
         f"Healthy servers, asked with other seeds, orders, concurrency and load ({healthy['date']}): alarms, and the",
@@ -89,7 +99,7 @@ def _healthy(healthy: Mapping[str, Any]) -> list[str]:
 
 def main() -> int:
     """Write the table."""
-    pages.fill(PAGE, {"mutants": render(load("mutants"), load("healthy"))})
+    pages.fill(PAGE, {"mutants": render(load("mutants"), load("healthy")), "scripted": render_scripted()})
     return 0
 
 

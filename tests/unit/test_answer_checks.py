@@ -63,6 +63,11 @@ def test_numbers_are_whole_numbers() -> None:
     assert not states("It is 42.5", "42")
     assert not states("It is 1,420", "42")
     assert not states("It is 142", "42")
+    assert not states("It is 42 or 43.", "42")
+    assert not states("43 or 42", "42")
+    assert states("It is 43 or 44? No, it is 42.", "42")
+    assert states("42 or 42", "42")
+    assert states("Shall I say 41, or 43? 42.", "42")
 
 
 def test_a_negation_reaches_five_words() -> None:

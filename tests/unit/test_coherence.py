@@ -99,6 +99,12 @@ def test_an_answer_that_cannot_be_had_is_no_pass(reply: Reply) -> None:
     assert {case["verdict"] for case in found["cases"]} == {"could-not-run"}
 
 
+def test_a_server_that_is_full_for_a_moment_is_asked_again() -> None:
+    replies = iter([Reply(status=429, headers={"Retry-After": "0"}), Reply("It is Paris.")])
+    with FakeOpenAiServer(lambda _body: next(replies)) as server:
+        assert ask(server.url, suite())["ok"]
+
+
 @pytest.mark.parametrize("content", [["Paris"], {"text": "Paris"}, 5])
 def test_an_answer_of_another_shape_fails_its_case_and_no_other(content: Any) -> None:
     first = suite()["cases"][0]

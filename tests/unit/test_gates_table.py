@@ -18,6 +18,11 @@ def test_the_page_says_what_the_results_say() -> None:
     assert found and found[0] == table.render(MUTANTS, HEALTHY), "python -m tests.gates.table writes it again"
 
 
+def test_the_page_names_each_scripted_fault() -> None:
+    found = table.SCRIPTED.search(table.PAGE.read_text(encoding="utf-8"))
+    assert found and found[0] == table.render_scripted(), "python -m tests.gates.table writes it again"
+
+
 def test_the_results_speak_of_the_mutants_of_today() -> None:
     mutants = yaml.safe_load((table.HERE / "mutants.yml").read_text(encoding="utf-8"))
     assert set(MUTANTS["mutants"]) | set(MUTANTS["not_asked"]) == set(mutants)

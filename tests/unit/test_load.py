@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from fake_openai_server import Body, FakeOpenAiServer, Reply
-from octoserve import load
+from octoserve import load, patience
 from octoserve.load import Cost, Prompt
 from octoserve.openai_api import ApiError, Client
 
@@ -81,20 +81,20 @@ def test_a_full_server_is_asked_again(refusals: int, tries: int) -> None:
 def test_a_server_that_stays_full_is_left_alone() -> None:
     with FakeOpenAiServer(BUSY) as server:
         done = load.run(Client(server.url), prompts(1), 1)
-    assert len(server.requests) == load.MAX_TRIES
+    assert len(server.requests) == patience.MAX_TRIES
     assert "HTTP 429" in done.answers[0].error
 
 
 @pytest.mark.parametrize(
     ("header", "wait"),
-    [("3", 3.0), ("0", 0.0), ("86400", load.MAX_RETRY_WAIT_S), ("Mon, 30 Nov 2026 08:00:00 GMT", 1.0), (None, 1.0)],
+    [("3", 3.0), ("0", 0.0), ("86400", patience.MAX_RETRY_WAIT_S), ("Mon, 30 Nov 2026 08:00:00 GMT", 1.0), (None, 1.0)],
 )
 def test_a_full_server_says_when_to_come_again(header: str | None, wait: float) -> None:
     waits: list[float] = []
     busy = Reply(status=503, headers={} if header is None else {"Retry-After": header})
     with FakeOpenAiServer(busy) as server, pytest.raises(ApiError, match="HTTP 503"):
         load.ask(Client(server.url), Prompt("a", 5), waits.append)
-    assert waits == [wait] * (load.MAX_TRIES - 1)
+    assert waits == [wait] * (patience.MAX_TRIES - 1)
 
 
 def test_waiting_to_ask_again_ends_with_the_time() -> None:
