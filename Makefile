@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 STACK ?= vllm-0.32.0
 INVENTORY ?= inventory/example
 STACK_VENV := $(CURDIR)/.cache/stacks/$(STACK)-cpu
-GATES := PYTHONPATH=module_utils:tests/patches OCTOSERVE_STACK=$(STACK) OCTOSERVE_STACK_VENV=$(STACK_VENV) python -m
+GATES := PYTHONPATH=module_utils:tests/patches:tests/unit OCTOSERVE_STACK=$(STACK) OCTOSERVE_STACK_VENV=$(STACK_VENV) python -m
 
 FAULTS := PYTHONPATH=module_utils python -m tests.faults.run
 

@@ -1,6 +1,6 @@
 """The tables of docs/gates.md: what the committed results of the long suites say, and what is scripted.
 
-    python -m tests.gates.table
+    PYTHONPATH=module_utils:tests/unit python -m tests.gates.table
 
 Writes them between their markers; tests/unit/test_gates_table.py keeps them equal to their sources.
 """
