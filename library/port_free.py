@@ -22,6 +22,10 @@ options:
     description: Unit of the service.
     type: str
     required: true
+  gives_way:
+    description: Unit that is stopped before the service starts; what it has is free by then.
+    type: str
+    default: ""
 attributes:
   check_mode:
     support: full
@@ -59,6 +63,7 @@ def main() -> None:
             "address": {"type": "str", "required": True},
             "port": {"type": "int", "required": True},
             "unit": {"type": "str", "required": True},
+            "gives_way": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
@@ -69,7 +74,7 @@ def main() -> None:
         free = listener.is_free(address, port)
         found = [] if free else listener.holders(address, port)
         held = listener.are_of_unit(found, module.params["unit"])
-        if not free and not held:
+        if not free and not held and not listener.are_of_unit(found, module.params["gives_way"]):
             module.fail_json(msg=listener.describe(address, port, found))
     except OSError as error:
         module.fail_json(msg=f"this host cannot listen on {address}: {error.strerror}; wanted one of its own addresses")

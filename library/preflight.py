@@ -93,6 +93,10 @@ options:
     description: Unit of the service, which has its address by right.
     type: str
     required: true
+  gives_way:
+    description: Unit that is stopped before the service starts; what it has is free by then.
+    type: str
+    default: ""
   controller_time:
     description: The controller's clock, seconds since 1970. Without it the two clocks are not compared.
     type: float
@@ -213,6 +217,7 @@ def main() -> None:
             "address": {"type": "str", "required": True},
             "port": {"type": "int", "required": True},
             "unit": {"type": "str", "required": True},
+            "gives_way": {"type": "str", "default": ""},
             "controller_time": {"type": "float"},
         },
         supports_check_mode=True,
@@ -240,6 +245,7 @@ def main() -> None:
         address=options["address"],
         port=options["port"],
         unit=options["unit"],
+        gives_way=options["gives_way"],
         controller_time=options["controller_time"],
     )
     host = finding.host_of()

@@ -11,6 +11,8 @@ again is useless before someone has acted.
 from __future__ import annotations
 
 import argparse
+import shutil
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,16 @@ EXIT_CODES = {
 }
 
 
+def load_module() -> None:
+    """Load nvidia-uvm and make its device file, where the driver's tool is there.
+
+    CUDA does so itself through that tool, which is setuid root; in a unit without new privileges it cannot. Where it
+    fails, the server says so.
+    """
+    if tool := shutil.which("nvidia-modprobe"):
+        subprocess.run([tool, "-u", "-c=0"], check=False, timeout=60)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the guard and return its exit code."""
     parser = argparse.ArgumentParser(prog="octoserve.guard_gpu", description="Wait until every GPU's memory is free.")
@@ -38,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         nvml.check_limits(options.utilization, options.timeout)
+        load_module()
         with nvml.session() as read:
             gpus = nvml.wait_until_free(
                 read,

@@ -66,7 +66,7 @@ def is_of_unit(pid: int, unit: str, proc: Path = Path("/proc")) -> bool:
 
 def are_of_unit(found: list[Holder], unit: str) -> bool:
     """Whether an address that is not free is the unit's own: somebody has it, and nobody else."""
-    return bool(found) and all(is_of_unit(holder.pid, unit) for holder in found)
+    return bool(found and unit) and all(is_of_unit(holder.pid, unit) for holder in found)
 
 
 def _links(folder: Path) -> set[str]:

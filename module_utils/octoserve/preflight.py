@@ -30,6 +30,7 @@ class Wanted:
     address: str
     port: int
     unit: str
+    gives_way: str
     controller_time: float | None
 
 
@@ -53,7 +54,7 @@ def look(wanted: Wanted, host: Host, *, may_write: bool) -> list[Finding]:
         preflight_host.shared_memory(host),
         preflight_host.page_cache(host, size),
         preflight_host.clock(preflight_host.clock_status(), ahead_s),
-        preflight_host.address(wanted.address, wanted.port, wanted.unit),
+        preflight_host.address(wanted.address, wanted.port, wanted.unit, wanted.gives_way),
         *preflight_disk.room([*wanted.model.needs(), *wanted.needs]),
         preflight_disk.speed(wanted.model, wanted.start_timeout_s, may_write=may_write),
     ]

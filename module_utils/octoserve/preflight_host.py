@@ -121,8 +121,11 @@ def clock_status() -> int | None:
     return ctypes.c_int.from_buffer(buffer, _TIMEX_STATUS).value
 
 
-def address(host_address: str, port: int, unit: str) -> Finding:
-    """Whether the service can listen where it is to; one that runs under the unit has its address by right."""
+def address(host_address: str, port: int, unit: str, gives_way: str) -> Finding:
+    """Whether the service can listen where it is to; one that runs under the unit has its address by right.
+
+    ``gives_way``: a unit that is stopped before the service starts.
+    """
     name, wanted = "address", f"{host_address}:{port} for {unit}"
     try:
         if listener.is_free(host_address, port):
@@ -133,6 +136,8 @@ def address(host_address: str, port: int, unit: str) -> Finding:
         return Finding(name, ERROR, measured, "one of the host's own addresses", "correct octoserve_host")
     if listener.are_of_unit(found, unit):
         return Finding(name, OK, f"{host_address}:{port} is the running service's", wanted)
+    if listener.are_of_unit(found, gives_way):
+        return Finding(name, OK, f"{host_address}:{port} is held by {gives_way}, which gives way", wanted)
     measured = listener.taken(host_address, port, found)
     return Finding(name, ERROR, measured, wanted, "stop it, or choose another octoserve_port")
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +21,16 @@ from tests.faults.host import ROOT, FaultError, Host
 INVENTORY = ROOT / "tests/molecule/redeploy/inventory"
 MODEL = "/var/lib/octoserve/models/fake/tiny-glm-00002-of-00003.gguf"
 RELEASES = "/opt/octoserve/releases"
+MODELS = "/var/lib/octoserve/models"
+BY_HAND, BY_HAND_PORT = "/srv/by-hand", 8100
+BY_HAND_UNIT = """\
+[Service]
+ExecStart={python} -m vllm.entrypoints.cli.main serve {model} --host {address} --port {port} --served-model-name merged
+Restart=always
+
+[Install]
+WantedBy=multi-user.target
+"""
 TIMEOUT_S = 400
 #: What a run looks like at most, for the random kills; later than the last task, nothing is killed.
 TASKS = 110
@@ -273,6 +284,55 @@ def no_room_for_reports(host: Host) -> None:
     serves(host, new)
 
 
+def adopted(host: Host) -> None:
+    """A host that was set up by hand: its file is used in place, and its unit comes back where a deploy fails."""
+    others = ["-e", "octoserve_instance=adopted", "-e", f"octoserve_port={BY_HAND_PORT}"]
+    at_port, moved, unit = replace(host, model="merged", port=BY_HAND_PORT), f"{BY_HAND}/merged.gguf", "by-hand.service"
+
+    def run(name: str, profile: str, *options: str) -> Run:
+        return playbook(name, "-e", f"octoserve_profile={profile}", *others, *options)
+
+    def stands() -> str:
+        return " ".join(host.run(f"systemctl is-active {unit}; systemctl is-enabled {unit}", check=False).split())
+
+    def wants(what: str, found: str, wanted: str) -> None:
+        if found != wanted:
+            raise FaultError(f"{what}: found {found}, wanted {wanted}")
+
+    ends(run("site.yml", "merged", "--tags", "preflight,model"), 0)
+    release = host.run("systemctl show --property=ExecStart octoserve-main").partition("path=")[2].split(" ", 1)[0]
+    text = BY_HAND_UNIT.format(python=release, model=moved, address=host.address, port=BY_HAND_PORT)
+    host.run(f"mkdir -p {BY_HAND} && mv {MODELS}/merged/tiny-glm.gguf {moved} && rm -rf {MODELS}/merged")
+    host.write(f"/etc/systemd/system/{unit}", text)
+    host.run(f"systemctl daemon-reload && systemctl enable --now {unit}")
+    host.until("what was set up by hand serves", 30, lambda: "Paris" in (at_port.answer() or ""))
+    try:
+        inode = host.run(f"stat -c %i {moved}")
+        ends(
+            run("playbooks/adopt.yml", "merged"), 0, f"octoserve_adopt_unit: {unit}", f"gguf_model_merged_path: {moved}"
+        )
+        wants("adopt.yml leaves it alone", stands(), "active enabled")
+        others += ["-e", f"octoserve_adopt_unit={unit}", "-e", f"gguf_model_merged_path={moved}"]
+        ends(run("site.yml", "merged_wrong"), 2, f"{unit}, which was set up by hand, was started again")
+        wants("after a deploy that failed", stands(), "active enabled")
+        host.until("what was set up by hand serves again", 30, lambda: "Paris" in (at_port.answer() or ""))
+        ends(run("site.yml", "merged"), 0)
+        # A server that does not end well when it is told to counts as failed; it is stopped all the same.
+        wants("after the deploy", stands().replace("failed", "inactive"), "inactive disabled")
+        wants(
+            "the file", host.run(f"stat -c %i {moved}; ls {MODELS}/merged | grep -c gguf", check=False), f"{inode}0\n"
+        )
+        host.until("the deployment serves", 30, lambda: "Paris" in (at_port.answer() or ""))
+        again = run("site.yml", "merged", "--check")
+        wants("changes of a second run", re.findall(r"changed=(\d+)", ends(again, 0).output)[-1], "0")
+    finally:
+        ends(run("playbooks/remove.yml", "merged"), 0)
+        host.run(f"systemctl disable --now {unit}; rm -rf /etc/systemd/system/{unit} {BY_HAND} {MODELS}/merged")
+    if left := host.run("ls -d /etc/systemd/system/octoserve-adopted* /etc/octoserve/adopted*", check=False):
+        raise FaultError(f"remove.yml left {left}")
+    serves(host, serving(host))
+
+
 CASES = [
     Case("a run without a change", "nothing is done", unchanged, short=True),
     Case(
@@ -292,6 +352,11 @@ CASES = [
     Case("no room for a release", "found in preflight, nothing touched", no_room),
     Case(
         "a disk that fills during the installation", "fails there, the old one serves; the next run goes on", disk_fills
+    ),
+    Case(
+        "a host that was set up by hand",
+        "its unit gives way, and comes back where the deploy fails",
+        adopted,
     ),
     Case("no room for the report", "deployed; the run says what is missing", no_room_for_reports),
 ]

@@ -499,3 +499,17 @@ def test_a_process_that_waits_in_the_driver_is_said(tmp_path: Path) -> None:
     gpus = nvml.Gpus("590.48.01", "13.590.48.01", "13.1", None, (stuck,))
     with pytest.raises(nvml.GpuError, match=r"state D: \[VLLM::Worker\].*Do: reboot"):
         nvml.wait_until_free(lambda: gpus, 0.95, 0)
+
+
+def test_the_guard_loads_the_module_that_the_service_may_not(
+    environment: Callable[[str], dict[str, str]], tmp_path: Path
+) -> None:
+    tool = tmp_path / "bin" / "nvidia-modprobe"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\nexit 1\n')
+    tool.chmod(0o755)
+    with_tool = environment(EIGHT_CARDS)
+    with_tool["PATH"] = f"{tool.parent}:/usr/bin:/bin"
+    done = guard(with_tool, "--utilization=0.95", "--timeout=0", "--expected-count=8")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "asked").read_text() == "-u -c=0\n"

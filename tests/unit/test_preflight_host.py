@@ -120,22 +120,23 @@ def test_the_kernels_clock_says_something() -> None:
 def test_a_free_and_a_taken_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        found = preflight_host.address("127.0.0.1", port, UNIT)
+        found = preflight_host.address("127.0.0.1", port, UNIT, "")
         assert found.verdict == ERROR
         assert f"127.0.0.1:{port} is taken, held by PID {os.getpid()} (" in found.measured
         assert "stop it" in found.mend
         assert "stop it" not in found.measured
-    assert preflight_host.address("127.0.0.1", port, UNIT).verdict == OK
+    assert preflight_host.address("127.0.0.1", port, UNIT, "").verdict == OK
 
 
 def test_the_running_service_has_its_address_by_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "is_of_unit", lambda pid, unit: unit == UNIT)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert preflight_host.address("127.0.0.1", port, UNIT).verdict == OK
-        assert preflight_host.address("127.0.0.1", port, "octoserve-other.service").verdict == ERROR
+        assert preflight_host.address("127.0.0.1", port, UNIT, "").verdict == OK
+        assert preflight_host.address("127.0.0.1", port, "octoserve-other.service", "").verdict == ERROR
+        assert preflight_host.address("127.0.0.1", port, "octoserve-other.service", UNIT).verdict == OK
 
 
 def test_an_address_of_another_host() -> None:
-    found = preflight_host.address("192.0.2.1", 8000, UNIT)
+    found = preflight_host.address("192.0.2.1", 8000, UNIT, "")
     assert (found.verdict, "cannot listen on 192.0.2.1" in found.measured) == (ERROR, True)
