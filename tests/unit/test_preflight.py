@@ -167,6 +167,7 @@ def play(folder: Path, state: str, **changed: Any) -> tuple[subprocess.Completed
         "host": "127.0.0.1",
         "port": free_port(),
         "instance": "test",
+        "adopt_unit": "",
         "profile": {
             "stack": {"name": "vllm-0.32.0", "variant": "cuda"},
             "model": {"name": "m", "prepare": "merge", "sources": [{"url": URL, "files": [{"path": "m.gguf"}]}]},
