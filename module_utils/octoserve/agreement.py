@@ -16,13 +16,13 @@ from typing import Any
 from . import scoring
 from .answer_checks import well_formed
 from .coherence_suite import Agreement
-from .openai_api import Client, Completion, join_chunks
+from .openai_api import Client, Completion, Token, join_chunks
 
 SAME = "same"  # where the streamed answer parts from the whole one: nowhere
 TOP = 5  # alternatives of a token in which the other answer's token is looked for
 SILENT_TOKENS = 1  # the end of an answer may come without an event of its own
-# A model's own generation_config may name a penalty, with which the likeliest token is not the one that is taken.
-PLAIN = {"repetition_penalty": 1.0}
+# A model's own generation_config may name penalties, with which the likeliest token is not the one that is taken.
+PLAIN = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ def ask(client: Client, case: Agreement, options: Mapping[str, Any]) -> Agreed:
         )
     reason, parted = compare(whole, streamed, case.tie)
     reason = reason or not_likeliest("whole", whole, case.tie) or not_likeliest("streamed", streamed, case.tie)
-    reason = reason or miscounted(whole)
     given = list(whole.prompt_token_ids)
+    reason = reason or miscounted("whole", whole, len(given)) or miscounted("streamed", streamed, len(given))
     apart = {"whole": against_prefill(client, given, whole)}
     if parted != SAME and is_complete(streamed):
         apart["streamed"] = against_prefill(client, given, streamed)
@@ -90,18 +90,13 @@ def not_likeliest(way: str, answer: Completion, tie: float) -> str:
     return ""
 
 
-def miscounted(whole: Completion) -> str:
-    """Where ``usage`` does not count the tokens that the answer holds; else empty."""
-    if whole.usage is None:
+def miscounted(way: str, answer: Completion, prompt: int) -> str:
+    """Where ``usage`` does not count the tokens of the prompt and those that the answer holds; else empty."""
+    told, sent = answer.usage, len(answer.token_ids)
+    if told is None or (told.prompt_tokens == prompt and abs(told.completion_tokens - sent) <= SILENT_TOKENS):
         return ""
-    prompt, answer = len(whole.prompt_token_ids), len(whole.token_ids)
-    told = whole.usage
-    if told.prompt_tokens == prompt and abs(told.completion_tokens - answer) <= SILENT_TOKENS:
-        return ""
-    return (
-        f"usage counts {told.prompt_tokens} and {told.completion_tokens} tokens of prompt and answer, "
-        f"they are {prompt} and {answer}"
-    )
+    found = f"{told.prompt_tokens} and {told.completion_tokens} tokens of prompt and answer"
+    return f"usage of the {way} answer counts {found}, they are {prompt} and {sent}"
 
 
 def compare(whole: Completion, streamed: Completion, tie: float) -> tuple[str, str]:
@@ -113,16 +108,24 @@ def compare(whole: Completion, streamed: Completion, tie: float) -> tuple[str, s
         return f"the stream brought {sent} of {counted} tokens: {said(streamed)[:80]!r}", "tokens lost"
     for number, (token, mine, theirs) in enumerate(zip(whole.tokens, whole.token_ids, streamed.token_ids)):
         if mine != theirs:
-            other = streamed.tokens[number].text if number < len(streamed.tokens) else ""
-            gap = token.logprob - token.top.get(other, -math.inf)
+            other = streamed.tokens[number] if number < len(streamed.tokens) else Token("", -math.inf)
+            # A tie in one of the two runs: each rounded in its own way.
+            gap = min(lead(token, other.text), lead(other, token.text))
             if gap <= tie:
                 return "", f"tie at token {number + 1}"
             return (
-                f"token {number + 1} is {token.text!r} in the whole answer and {other!r} in the stream, no tie: "
+                f"token {number + 1} is {token.text!r} in the whole answer and {other.text!r} in the stream, no tie: "
                 f"{gap:.3g} nats apart",
                 f"token {number + 1}",
             )
+    if said(whole).split() == said(streamed).split():  # a parser may strip a line's end in one of the two ways
+        return "", SAME
     return f"the same tokens are another text in the stream: {said(streamed)[:80]!r}", "same tokens"
+
+
+def lead(token: Token, other: str) -> float:
+    """How much likelier a token was than another one (nats), infinite where that is not among its alternatives."""
+    return token.logprob - token.top.get(other, -math.inf)
 
 
 def said(answer: Completion) -> str:

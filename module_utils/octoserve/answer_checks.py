@@ -17,7 +17,8 @@ from .statements import expression, forms, mentions, states
 Check = Callable[[str], "str | None"]
 
 TEMPLATE_TOKEN = re.compile(
-    r"<\|[^|<>\s]{1,40}\|>|<[/]?s>|\[(?:gMASK|INST)\]|<sop>|</?(?:think|tool_call|arg_key|arg_value)>|\[TOOL_CALLS\]"
+    r"<[|\uff5c][^|\uff5c<>\s]{1,40}[|\uff5c]>|<[/]?s>|<(?:sop|eos|bos|unk|pad)>|\[(?:gMASK|/?INST|TOOL_CALLS)\]"
+    r"|<(?:start|end)_of_turn>|</?(?:think|answer|tool_call|tool_response|arg_key|arg_value)>"
 )
 # Controls, and halves of surrogate pairs: no UTF-8 text holds them.
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")

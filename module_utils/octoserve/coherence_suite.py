@@ -285,6 +285,9 @@ def tool_call(wanted: Any) -> Callable[[Completion], str | None]:
         called = answer.tool_calls[0].get("function") or {}
         if called.get("name") != function:
             return f"found a call of {called.get('name')!r}, wanted {function!r}"
+        if answer.finish_reason != "tool_calls" or not answer.tool_calls[0].get("id"):
+            given = answer.tool_calls[0].get("id")
+            return f"the call has id {given!r} and ended with {answer.finish_reason!r}, wanted an id and 'tool_calls'"
         try:
             found = json.loads(called.get("arguments") or "")
         except (ValueError, TypeError) as error:

@@ -19,8 +19,13 @@ NGRAM = 4
 MAX_REPEATED_NGRAMS = 0.5
 # No healthy text says so many words in a row, the same, a third time; one that circles over a paragraph does.
 PASSAGE_WORDS, PASSAGE_TIMES = 40, 3
-# Formulas bring a few Greek letters into healthy text.
-MAX_FOREIGN_LETTERS = 0.03
+# Formulas bring Greek letters and signs into healthy text, of which so large a share may be.
+FORMULA = frozenset(
+    ["greek", "mathematical", "micro", "ohm", "kelvin", "angstrom", "modifier", "superscript", "script", "double"]
+)
+MAX_FORMULA_LETTERS = 0.03
+# In so many words as a window has: a name in its own script. A damaged model says words of it again and again.
+MAX_FOREIGN_LETTERS = 12
 # Longest run of letters and digits in healthy prose, with room: "adenosintriphosphate" has 20.
 MAX_WORD_CHARS = 40
 # About 40 % of the words of English prose are function words; of random vocabulary nearly none.
@@ -74,7 +79,9 @@ def faults_of(said: Sequence[str], text: str, scripts: Sequence[str], language: 
         yield f"the answer repeats itself: {loop[:80]!r}"
     letters = sum(letter.isalpha() for letter in text)
     foreign = foreign_letters(text, scripts)
-    if sum(foreign.values()) > MAX_FOREIGN_LETTERS * letters:
+    formulas = sum(n for name, n in foreign.items() if name in FORMULA)
+    allowed = MAX_FOREIGN_LETTERS * max(1.0, len(said) / WINDOW_WORDS)
+    if formulas > MAX_FORMULA_LETTERS * letters or sum(foreign.values()) - formulas > allowed:
         yield f"drift into other scripts: {foreign} of {letters} letters"
     longest = max(said, key=len)
     if len(longest) > MAX_WORD_CHARS:

@@ -27,12 +27,27 @@ CLAUSE_ENDS = frozenset([".", ",", ";", ":", "!", "?", "but", "rather", "instead
 SIGNS = "-\u2212\u2013/"
 COPULAS = frozenset(["is", "was", "are", "were"])
 
+# Ends of lines, brackets and dashes between blanks part clauses, too: "4 (no tool needed)".
+PARTING = re.compile(r"\s*\n\s*|\s*[\u2014]\s*|\s[\u2013-]\s|[()]")
+
+# Of _emphasis_ and __bold__; an underscore within a word stays.
+MARKUP = re.compile(r"(?<!\w)_+|_+(?!\w)")
+GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+
 TOKEN = re.compile(r"\w+(?:[.,]\d+)*(?:['\u2019]\w+)?|[.,;:!?]")
 
 
 def tokens(text: str) -> list[str]:
-    """Words and clause punctuation in one spelling: NFKC, casefolded, straight apostrophes."""
-    return TOKEN.findall(unicodedata.normalize("NFKC", text).replace("\u2019", "'").casefold())
+    """Words and clause punctuation in one spelling: NFKC, casefolded, straight apostrophes, 4817 for 4,817."""
+    return [_ungrouped(token) for token in TOKEN.findall(_spelled(text))]
+
+
+def _spelled(text: str) -> str:
+    return MARKUP.sub("", unicodedata.normalize("NFKC", text).replace("\u2019", "'").casefold())
+
+
+def _ungrouped(token: str) -> str:
+    return token.replace(",", "") if GROUPED.fullmatch(token) else token
 
 
 def words(text: str) -> list[str]:
@@ -86,14 +101,20 @@ def states(text: str, form: str) -> bool:
     A number with a sign or a slash before it is another number, and "42 or 43" says neither.
     """
     if form.startswith("re:"):
-        said = tokens(text)
+        said = tokens(_parted(text))
         found = re.finditer(form[3:], text, re.IGNORECASE)
-        return any(not is_negated(said, len(tokens(text[: one.start()])), len(tokens(one.group()))) for one in found)
-    said, wanted = tokens(text), tokens(form)
+        return any(
+            not is_negated(said, len(tokens(_parted(text[: one.start()]))), len(tokens(one.group()))) for one in found
+        )
+    said, wanted = tokens(_parted(text)), tokens(form)
     if len(wanted) == 1 and wanted[0][0].isdigit():
-        said = _without_signed(text)
+        said = _without_signed(_parted(text))
         return any(not is_negated(said, at, 1) and not _is_one_of_two(said, at) for at in find_form(said, wanted))
     return any(not is_negated(said, at, len(wanted)) for at in find_form(said, wanted))
+
+
+def _parted(text: str) -> str:
+    return PARTING.sub(" ; ", text)
 
 
 def _is_one_of_two(text: Sequence[str], at: int) -> bool:
@@ -104,11 +125,11 @@ def _is_one_of_two(text: Sequence[str], at: int) -> bool:
 
 def _without_signed(text: str) -> list[str]:
     """The tokens of a text; of a number with a sign, the sign is part of it."""
-    spelled = unicodedata.normalize("NFKC", text).replace("\u2019", "'").casefold()
+    spelled = _spelled(text)
     return [
         spelled[max(0, one.start() - 1) : one.end()]
         if one.group()[0].isdigit() and one.start() and spelled[one.start() - 1] in SIGNS
-        else one.group()
+        else _ungrouped(one.group())
         for one in TOKEN.finditer(spelled)
     ]
 

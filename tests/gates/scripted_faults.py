@@ -48,6 +48,7 @@ ANSWERS = {
     "What is 17 + 25? Answer with the number only.": "42",
     "What is 12 times 12? Answer with the number only.": "144",
     "Count from 1 to 50, writing each number on a new line.": COUNT,
+    "Count from 1 to 50, writing each number on a new line. Write nothing else.": COUNT,
     "Explain photosynthesis in a short paragraph.": PHOTOSYNTHESIS,
     'Translate "The weather is good today." into Russian. Answer with the translation only.': "Сегодня хорошая погода.",
     "What is my name?": "Your name is Bruno.",
@@ -256,6 +257,10 @@ FAULTS: dict[str, Fault] = {
     "the last event of a stream lost": Fault(
         ("count-streamed-and-whole", "streamed-and-whole"), streamed(lambda events: events[:-1])
     ),
+    "usage of a stream that counts each token twice": Fault(
+        ("count-streamed-and-whole", "streamed-and-whole"),
+        lambda body, seen: replace(healthy(body, seen), counted=2 if body.get("stream") else 1),
+    ),
     "a character cut into two events": Fault(
         ("streamed-and-whole",), streamed(lambda events: [*events[:3], "\ufffd", "\ufffd", *events[3:]])
     ),
@@ -292,6 +297,7 @@ FAULTS: dict[str, Fault] = {
     "arguments cut": Fault(("tool-call",), call(cut('{"city": "Par'))),
     "arguments of a call empty": Fault(("tool-call",), call(cut("{}"))),
     "arguments lost in the stream only": Fault(("tool-call (streamed)",), call(cut(""), only_streamed=True)),
+    "a call without its id": Fault(("tool-call",), call(lambda right: [{**right, "id": ""}])),
     "a call sent twice": Fault(("tool-call",), call(lambda right: [right, right])),
     "a tool for everything": Fault(
         ("no-tool-needed",),
@@ -311,6 +317,9 @@ FAULTS: dict[str, Fault] = {
     "answers that deny": Fault(("capital-of-france",), of_text(lambda text: text.replace(" is ", " is not "))),
     "answers in another language": Fault(("photosynthesis",), of_text(lambda _text: CJK)),
     "a number left out": Fault(("count-to-50",), of_text(lambda text: text.replace("\n17\n", "\n"))),
+    "Chinese words scattered through English": Fault(
+        ("long-answer",), of_text(lambda text: re.sub(r"((?:\S+ ){20})", r"\1的是 ", text), "Write a detailed essay")
+    ),
     "control characters": Fault(("capital-of-france",), of_text(lambda text: text.replace(" ", "\x00", 1))),
     "JSON with a preface": Fault(("json",), of_text(lambda text: f"Sure: {text}", "Ada Lovelace was born")),
     "a line too many": Fault(("three-lines",), of_text(lambda text: f"{text}\n- black", "Name three primary")),

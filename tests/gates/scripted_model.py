@@ -36,6 +36,7 @@ class Answer:
     finish_reason: str = "stop"
     logprob_shift: float = 0.0  # of every decoded token, nats
     events: tuple[str, ...] | None = None  # what is streamed; None: a token an event
+    counted: int = 1  # how often `usage` counts each token of the answer
     stream_tool_calls: tuple[Body, ...] | None = None  # what is streamed instead of the calls
 
 
@@ -200,7 +201,7 @@ class ScriptedModel:
     def usage(body: Body, answer: Answer) -> Body:
         """Token counts, the end of the answer among them."""
         made = len(tokens_of(answer.text)) + len(tokens_of(answer.reasoning)) + 20 * len(answer.tool_calls) + 1
-        return {"prompt_tokens": len(prompt_tokens(body)), "completion_tokens": made}
+        return {"prompt_tokens": len(prompt_tokens(body)), "completion_tokens": made * answer.counted}
 
     def handler(self) -> type[EventHandler]:
         """Its HTTP interface."""

@@ -53,6 +53,34 @@ def test_a_healthy_model_that_thinks_before_each_answer_passes() -> None:
     assert found["ok"], coherence.describe(found)
 
 
+CHATTY = {
+    "What is 2 + 2? You need no tool for this.": "2 + 2 = **4**\n\nNo tool was needed for this one.",
+    "What is the chemical symbol of gold?": "**Au**\n\nNo other element uses it.",
+    "What is the capital of France?": "_Paris_ — no doubt about it!",
+    "What is my name?": "Your name is **Bruno** — no way I'd forget that!",
+    "What is 17 times 23?": "**391**\n\nNo calculator needed.",
+    "Which number was I to ask for? Answer with the number only.": "4,817",
+    'Name three primary colours, one on each line, each line beginning with "- ". Write nothing else.': (
+        "- **Red**\n- **Blue**\n- **Yellow**"
+    ),
+    "What is 12 times 12? Answer with the number only.": "144 (no rounding)",
+}
+WEATHER = "- **Conditions**: Hail\n\nNo other details were provided. Don't forget a coat!"
+
+
+def chatty(body: Body, seen: Seen) -> Answer:
+    """The healthy model in another mood: markup, closing sentences, dashes and brackets."""
+    right, asked = healthy(body, seen), str(body["messages"][-1]["content"])
+    if body["messages"][-1]["role"] == "tool":
+        return replace(right, text=WEATHER)
+    return replace(right, text=CHATTY.get(asked, right.text))
+
+
+def test_a_healthy_model_that_chats_passes() -> None:
+    found = ask(Fault((), chatty))
+    assert found["ok"], coherence.describe(found)
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_the_server_is_caught_by_its_cases(name: str) -> None:
     found = ask(FAULTS[name])

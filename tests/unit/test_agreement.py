@@ -101,7 +101,21 @@ def test_each_token_is_the_likeliest(way: str) -> None:
 @pytest.mark.parametrize("told", [Usage(4, 3), Usage(3, 5), Usage(3, 1)])
 def test_usage_counts_what_is_there(told: Usage) -> None:
     wrong = replace(WHOLE, usage=told)
-    assert "they are 3 and 3" in ask(wrong, WHOLE).reason
+    assert "usage of the whole answer counts" in ask(wrong, WHOLE).reason
+    assert "usage of the streamed answer counts" in ask(WHOLE, wrong).reason
+
+
+def test_a_tie_in_one_of_the_two_runs_is_enough() -> None:
+    in_the_whole = answer(token(7), token(8, top={"9": -0.08 - 0.7}), token(5))
+    in_the_stream = answer(token(7), token(9, top={"8": -0.09 - 0.2}), token(6))
+    assert ask(in_the_whole, in_the_stream).reason == ""
+    far = answer(token(7), token(9, top={"8": -0.09 - 0.9}), token(6))
+    assert "no tie: 0.7 nats apart" in ask(in_the_whole, far).reason
+
+
+def test_the_same_tokens_with_other_spaces_agree() -> None:
+    assert ask(WHOLE, replace(WHOLE, text=f"\n{WHOLE.text}")).reason == ""
+    assert "the same tokens are another text" in ask(WHOLE, replace(WHOLE, text="other")).reason
 
 
 def test_a_healthy_scripted_server_agrees() -> None:

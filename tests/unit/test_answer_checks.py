@@ -63,6 +63,7 @@ def test_numbers_are_whole_numbers() -> None:
     assert not states("It is 42.5", "42")
     assert not states("It is 1,420", "42")
     assert not states("It is 142", "42")
+    assert states("It is 1,420.", "1420")
     assert not states("It is 42 or 43.", "42")
     assert not states("43 or 42", "42")
     assert states("It is 43 or 44? No, it is 42.", "42")
@@ -257,3 +258,22 @@ def test_a_paragraph_that_comes_a_third_time_is_a_loop() -> None:
     part = [f"part{number}" for number in range(110)]
     assert find_loop([*essay, *part, *part]) is None, "a refrain may come twice"
     assert find_loop([*essay, *part, *part, *part])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "_Paris_",
+        "__Paris__ it is",
+        "**Paris**\n\nNo tool was needed.",
+        "Paris (no doubt).",
+        "Paris \u2014 don't ask.",
+        "No question here\n\nParis",
+    ],
+)
+def test_a_line_a_bracket_or_a_dash_parts_a_denial_from_what_is_said(text: str) -> None:
+    assert states(text, "Paris")
+
+
+def test_an_underscore_within_a_word_stays() -> None:
+    assert tokens("get_weather") == ["get_weather"]

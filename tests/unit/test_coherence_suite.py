@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,8 @@ def test_a_wrong_private_case_is_not_quoted() -> None:
 
 
 def call(name: str = "get_weather", arguments: str = '{"city": "Paris, France"}', times: int = 1) -> Completion:
-    return Completion("", 0.1, tool_calls=({"function": {"name": name, "arguments": arguments}},) * times)
+    called = {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return Completion("", 0.1, tool_calls=(called,) * times, finish_reason="tool_calls")
 
 
 @pytest.mark.parametrize(
@@ -166,6 +168,8 @@ def call(name: str = "get_weather", arguments: str = '{"city": "Paris, France"}'
         (call(times=2), "found 2 tool calls"),
         (call(times=0), "found 0 tool calls"),
         (call("get_time"), "found a call of 'get_time'"),
+        (replace(call(), finish_reason="stop"), "ended with 'stop'"),
+        (replace(call(), tool_calls=({"function": {"name": "get_weather", "arguments": "{}"}},)), "has id None"),
         (call(arguments='{"city": "Par'), "no JSON"),
         (call(arguments="{}"), "wanted city"),
         (call(arguments='{"city": "Paris", "unit": "C"}'), "wanted city"),
