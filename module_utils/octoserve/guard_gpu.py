@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from . import nvml
+from . import bounded, nvml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +37,7 @@ def load_module() -> None:
     fails, the server says so.
     """
     if tool := shutil.which("nvidia-modprobe"):
-        subprocess.run([tool, "-u", "-c=0"], check=False, timeout=60)
+        bounded.run([tool, "-u", "-c=0"], timeout_s=60)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,13 +9,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import listener
+from . import give_way, listener
 
 #: Units that Octoserve itself writes.
 OWN = "octoserve-"
-#: Below these the service sees nothing: its unit says ProtectHome=yes.
-HOMES = ("/home", "/root", "/run/user")
-TRANSIENT = "/run/systemd/transient/"
+#: Of these the service sees nothing, or folders of its own: its unit says ProtectHome and PrivateTmp.
+HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108 - named, not used
+#: Whoever stops them stops more than one server.
+CONTAINER_ENGINES = ("docker.service", "containerd.service", "podman.service", "crio.service", "kubelet.service")
+#: Unit files of systemd-run and of generators, such as Podman's.
+TEMPORARY = ("/run/systemd/transient/", "/run/systemd/generator")
 SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 PROPERTIES = ("LoadState", "ActiveState", "UnitFileState", "MainPID", "FragmentPath", "User", "ExecStart")
 _ARGV = re.compile(r"argv\[\]=(.*?) ;")
@@ -42,8 +45,13 @@ def find(address: str, port: int, unit: str = "", model: str = "", proc: Path = 
 
     Raises HandMadeError.
     """
-    unit = unit if not unit or "." in unit else f"{unit}.service"
-    unit = unit or _unit_at(address, port, proc)
+    named = bool(unit)
+    unit = with_suffix(unit) if named else _unit_at(address, port, proc)
+    if unit in CONTAINER_ENGINES:
+        raise HandMadeError(
+            f"{unit} has {address}:{port}, and to stop it would stop every container of this host. Stop the one that "
+            "serves by hand before the deploy, and name its file: gguf_model_merged_path"
+        )
     if unit.startswith(OWN):
         raise HandMadeError(f"{unit} is Octoserve's own: this host needs no adoption, run site.yml")
     shown = show(unit)
@@ -52,18 +60,31 @@ def find(address: str, port: int, unit: str = "", model: str = "", proc: Path = 
             f"systemd has no unit {unit} (LoadState={shown['LoadState']}); set octoserve_adopt_unit to the name that "
             "`systemctl list-units --type=service` shows"
         )
-    if shown["FragmentPath"].startswith(TRANSIENT):
+    if shown["FragmentPath"].startswith(TEMPORARY):
         raise HandMadeError(
-            f"{unit} is transient (systemd-run), so nobody could start it again; write it a unit file first"
+            f"{unit} is made anew at each start or boot ({shown['FragmentPath']}), so it could not be taken out of the "
+            "boot and put back; give it a unit file in /etc/systemd/system first"
+        )
+    found = _model_of(unit, shown, proc)
+    if not named and not found:
+        raise HandMadeError(
+            f"{unit} listens on {address}:{port}, but none of its commands names a GGUF file that is there: a proxy? "
+            "Name the unit that starts the server (octoserve_adopt_unit), and its file where no command names one "
+            "(gguf_model_merged_path)"
         )
     return HandMade(
         unit=unit,
-        active=shown["ActiveState"] in ("active", "activating", "reloading"),
-        enabled=shown["UnitFileState"] == "enabled",
+        active=shown["ActiveState"] in give_way.RUNS,
+        enabled=shown["UnitFileState"] in give_way.STARTS_AT_BOOT,
         user=shown["User"] or "root",
         fragment=shown["FragmentPath"],
-        model=_model(unit, shown, model, proc),
+        model=_checked(unit, model or found),
     )
+
+
+def with_suffix(unit: str) -> str:
+    """The unit's whole name, as systemctl understands a short one: glm-5.1 is glm-5.1.service."""
+    return unit if unit.endswith(".service") else f"{unit}.service"
 
 
 def show(unit: str) -> dict[str, str]:
@@ -79,8 +100,9 @@ def unit_of(pid: int, proc: Path = Path("/proc")) -> str:
     with contextlib.suppress(OSError):
         for line in (proc / str(pid) / "cgroup").read_text().splitlines():
             parts = line.split(":", 2)[2].split("/")
-            if "system.slice" in parts and parts[-1].endswith(".service"):
-                return parts[-1]
+            services = [part for part in parts if part.endswith(".service")]
+            if services and "user.slice" not in parts:
+                return services[-1]
     return ""
 
 
@@ -109,21 +131,26 @@ def _unit_at(address: str, port: int, proc: Path) -> str:
     )
 
 
-def _model(unit: str, shown: Mapping[str, str], named: str, proc: Path) -> str:
-    """The model's file: what is named, what a process of the unit was started with, or what its ExecStart says."""
-    model = named or _running_model(unit, proc)
+def _model_of(unit: str, shown: Mapping[str, str], proc: Path) -> str:
+    """The file that a process of the unit was started with, or that its ExecStart names; empty where none does."""
+    model = _running_model(unit, proc)
     if not model and (found := _ARGV.search(shown["ExecStart"])):
         model = gguf_in(found[1].split(), Path("/"))
+    return model
+
+
+def _checked(unit: str, model: str) -> str:
     if not model:
         raise HandMadeError(f"no command of {unit} names a GGUF file that is there; name it: gguf_model_merged_path")
-    if not Path(model).is_file():
+    path = Path(model)
+    if not path.is_file():
         raise HandMadeError(f"{model}: no such file on this host; correct gguf_model_merged_path")
     if SPLIT.search(model):
         raise HandMadeError(
             f"{unit} serves {model}, one of several splits; wanted the merged file. Put the splits where the model "
             "chapter verifies and merges them (octoserve_models_dir), and run site.yml with octoserve_adopt_unit"
         )
-    return model
+    return str(path.resolve())
 
 
 def _running_model(unit: str, proc: Path) -> str:
@@ -137,15 +164,15 @@ def _running_model(unit: str, proc: Path) -> str:
 
 
 def unreadable(model: str, link: str) -> str:
-    """Why the service could not read a file where it is, and what to do; empty where its folder is no home.
+    """Why the service could not read a file where it is, and what to do; empty where its folder is not hidden.
 
     ``link``: where a second name of the file would do.
     """
-    home = next((home for home in HOMES if model.startswith(f"{home}/")), "")
-    if not home:
+    hidden = next((folder for folder in HIDDEN if model.startswith(f"{folder}/")), "")
+    if not hidden:
         return ""
     return (
-        f"{model} lies below {home}, of which the service sees nothing (ProtectHome). Give it a second name on the "
-        f"same disk, which copies nothing: mkdir -p {Path(link).parent} && ln {model} {link}; then set "
-        f"gguf_model_merged_path: {link}"
+        f"{model} lies below {hidden}, of which the service sees nothing (ProtectHome, PrivateTmp). On the same disk, "
+        f"give it a second name, which copies nothing: mkdir -p {Path(link).parent} && ln {model} {link}; on another "
+        f"one, move it there. Then set gguf_model_merged_path: {link}"
     )

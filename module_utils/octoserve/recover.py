@@ -3,8 +3,8 @@
     python -m octoserve.recover /var/lib/octoserve/deployments/main --unit-file … --environment-file …
 
 A power cut in the middle of a deploy leaves the unit of a deployment whose gates nobody asked, and nobody who would
-bring the proven one back. Run by a unit of its own before the service starts; a boot with nothing to recover changes
-nothing.
+bring the proven one back; where none was ever proven, what was set up by hand and gave way comes back. Run by a unit of
+its own before the service starts; a boot with nothing to recover changes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import atomic, deployment, unit_file
+from . import atomic, deployment, give_way, unit_file
 
 #: The one line that stands in the environment file and in no record.
 SECRET = "VLLM_API_KEY="  # noqa: S105 - a name, no key
@@ -53,6 +53,19 @@ def recover(folder: Path, number: int, unit: Path, environment: Path) -> None:
             deployment.set_state(folder, other, "failed")
 
 
+def go_back_by_hand(folder: Path, unit: str) -> str:
+    """Where no deployment was ever proven, start what gave way instead of it. Returns its name, else empty."""
+    if give_way.read(folder) is None or deployment.current(folder) is not None:
+        return ""
+    for number in deployment.numbers(folder):
+        if deployment.state(folder, number) == "recorded":
+            deployment.set_state(folder, number, "failed")
+    subprocess.run(["systemctl", "disable", unit], check=True, timeout=60)
+    # Its start waits for this program.
+    subprocess.run(["systemctl", "--no-block", "stop", unit], check=True, timeout=60)
+    return give_way.come_back(folder, wait=False)
+
+
 def wanted(folder: Path, unit: Path) -> int | None:
     """The deployment to write down anew, None where the unit is the one of what is to run."""
     current = deployment.current(folder)
@@ -73,12 +86,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--environment-file", type=Path, required=True, help="its environment")
     options = parser.parse_args(argv)
     try:
+        if by_hand := go_back_by_hand(options.folder, options.unit_file.name):
+            print(f"a first deploy was cut short; {by_hand}, which was set up by hand, starts")
+            return 0
         number = wanted(options.folder, options.unit_file)
         if number is None:
             return 0
         recover(options.folder, number, options.unit_file, options.environment_file)
         subprocess.run(["systemctl", "daemon-reload"], check=True, timeout=60)
-    except (OSError, deployment.DeploymentError, subprocess.SubprocessError) as error:
+    except (OSError, deployment.DeploymentError, subprocess.SubprocessError, give_way.GiveWayError) as error:
         print(f"octoserve.recover: {error}", file=sys.stderr)
         return 1
     print(f"a deploy was cut short; deployment {number}, whose gates passed, starts")

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import requests
 
-from . import atomic, deployment, nvml, startup, xid
+from . import atomic, bounded, deployment, nvml, startup, xid
 from .openai_api import ApiError, Client
 
 if TYPE_CHECKING:
@@ -186,10 +186,7 @@ def fault(since: float) -> str:
 def _ask_for_fault(since: float) -> str:
     """``fault`` in a process of its own: on a sick driver NVML may never return."""
     command = [sys.executable, "-m", "octoserve.watchdog", f"--fault-since={since}"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=NVML_S).stdout.strip()
-    except subprocess.TimeoutExpired:
-        return ""
+    return bounded.run(command, timeout_s=NVML_S).strip()
 
 
 def act(memory: Memory, unit: str) -> None:

@@ -103,7 +103,8 @@ def test_what_no_system_service_runs_is_not_adopted(proc: Path, model: Path, cgr
     ("other", "reason"),
     [
         ({"LoadState": "not-found"}, "systemd has no unit glm5.service"),
-        ({"FragmentPath": "/run/systemd/transient/glm5.service"}, "is transient"),
+        ({"FragmentPath": "/run/systemd/transient/glm5.service"}, "is made anew"),
+        ({"FragmentPath": "/run/systemd/generator/glm5.service"}, "is made anew"),
     ],
 )
 def test_a_unit_that_could_not_come_back_is_not_adopted(
@@ -113,6 +114,32 @@ def test_a_unit_that_could_not_come_back_is_not_adopted(
     shows(monkeypatch, **other)
     with pytest.raises(HandMadeError, match=reason):
         find(proc)
+
+
+@pytest.mark.parametrize(
+    "cgroup", ["0::/ml.slice/glm5.service", "0::/system.slice/glm5.service/libpod-payload-0123", SYSTEM]
+)
+def test_a_service_is_found_in_its_slice_and_above_its_own_groups(proc: Path, model: Path, cgroup: str) -> None:
+    process(proc, 10, cgroup, "vllm", "serve", str(model))
+    assert find(proc).unit == "glm5.service"
+
+
+def test_a_short_name_with_a_dot_gets_its_suffix(proc: Path, model: Path) -> None:
+    process(proc, 10, "0::/system.slice/glm-5.1.service", "vllm", "serve", str(model))
+    assert find(proc, unit="glm-5.1").unit == "glm-5.1.service"
+
+
+@pytest.mark.parametrize("named", ["", "/models/GLM-5.gguf"])
+def test_who_only_forwards_to_the_server_is_not_stopped(proc: Path, named: str) -> None:
+    process(proc, 10, "0::/system.slice/docker.service", "docker-proxy", "-host-port", "8000")
+    with pytest.raises(HandMadeError, match="would stop every container"):
+        find(proc, model=named)
+
+
+def test_a_proxy_is_not_adopted_with_somebody_elses_file(proc: Path, model: Path) -> None:
+    process(proc, 10, "0::/system.slice/nginx.service", "nginx")
+    with pytest.raises(HandMadeError, match="Name the unit that starts the server"):
+        find(proc, model=str(model))
 
 
 def test_own_services_are_not_adopted(proc: Path) -> None:
@@ -135,7 +162,7 @@ def test_a_model_that_is_no_merged_file(
     (model.parent / "GLM-5-00001-of-00010.gguf").write_bytes(b"GGUF")
     process(proc, 10, SYSTEM, *(word.format(folder=model.parent) for word in words))
     with pytest.raises(HandMadeError, match=reason):
-        find(proc, model=named)
+        find(proc, unit="glm5" if named else "", model=named)
 
 
 def test_nothing_listens(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +174,7 @@ def test_nothing_listens(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_in_a_home_gets_a_second_name() -> None:
     reason = hand_made.unreadable("/root/GLM-5.gguf", "/srv/models/GLM-5.gguf")
     assert "mkdir -p /srv/models && ln /root/GLM-5.gguf /srv/models/GLM-5.gguf" in reason
+    assert "PrivateTmp" in hand_made.unreadable("/tmp/GLM-5.gguf", "/x")
     assert hand_made.unreadable("/srv/GLM-5.gguf", "/x") == ""
     assert hand_made.unreadable("/rooted/GLM-5.gguf", "/x") == ""
 

@@ -1,0 +1,106 @@
+"""A unit that was set up by hand gives way to the service, and comes back as it was while no deployment has passed.
+
+What it was is kept beside the deployments until one of them has passed: a run that is killed, or a power cut, in the
+middle of the first deploy must not leave a host that serves nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from . import atomic
+
+NAME = "gave_way.json"
+#: Units that `systemctl disable` takes out of the boot; static and generated ones it cannot.
+STARTS_AT_BOOT = ("enabled", "enabled-runtime", "linked", "linked-runtime")
+RUNS = ("active", "activating", "reloading")
+#: Seconds for a stop: an engine may take its unit's whole TimeoutStopSec.
+STOP_S = 1800.0
+
+
+class GiveWayError(RuntimeError):
+    """systemd did not do as it was told; the message says what it was told and what it said."""
+
+
+@dataclass(frozen=True)
+class Stood:
+    """How the unit stood before it gave way."""
+
+    unit: str
+    active: bool
+    enabled: bool
+
+
+def look(unit: str) -> Stood | None:
+    """How a unit stands now; None where systemd knows none of that name."""
+    command = ["systemctl", "show", "--property=LoadState,ActiveState,UnitFileState", "--", unit]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    shown = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    if shown.get("LoadState") != "loaded":
+        return None
+    return Stood(unit, shown.get("ActiveState") in RUNS, shown.get("UnitFileState") in STARTS_AT_BOOT)
+
+
+def read(folder: Path) -> Stood | None:
+    """What gave way and may have to come back; None where nothing did."""
+    try:
+        return Stood(**json.loads((folder / NAME).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def step_aside(folder: Path, unit: str, *, dry: bool = False) -> bool:
+    """Remember how the unit stands, then stop it. Returns whether there was something to do. Raises GiveWayError.
+
+    It still starts at boot: that is taken from it when a deployment has passed.
+    """
+    stands = look(unit)
+    if stands is None or not (stands.active or (stands.enabled and read(folder) is None)):
+        return False
+    if not dry:
+        if read(folder) is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            atomic.write_text(folder / NAME, json.dumps(asdict(stands)) + "\n")
+        _tell("stop", unit)
+    return True
+
+
+def come_back(folder: Path, *, dry: bool = False, wait: bool = True) -> str:
+    """Start what gave way as it stood, and forget it. Returns its name, else empty. Raises GiveWayError."""
+    stood = read(folder)
+    if stood is None:
+        return ""
+    if not dry and look(stood.unit):
+        if stood.enabled:
+            _tell("enable", stood.unit)
+        if stood.active:
+            _tell(*(() if wait else ("--no-block",)), "start", stood.unit)
+    if not dry:
+        (folder / NAME).unlink()
+    return stood.unit
+
+
+def retire(folder: Path, *, dry: bool = False) -> str:
+    """Take what gave way out of the boot, and forget it. Returns its name, else empty. Raises GiveWayError."""
+    stood = read(folder)
+    if stood is None:
+        return ""
+    stands = look(stood.unit)
+    if not dry:
+        if stands and stands.enabled:
+            _tell("disable", stood.unit)
+        (folder / NAME).unlink()
+    return stood.unit
+
+
+def _tell(*words: str) -> None:
+    """Raises GiveWayError."""
+    try:
+        done = subprocess.run(["systemctl", *words], capture_output=True, text=True, timeout=STOP_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise GiveWayError(f"systemctl {' '.join(words)} did not end within {STOP_S:.0f} s; stop it by hand") from error
+    if done.returncode:
+        raise GiveWayError(f"systemctl {' '.join(words)} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
