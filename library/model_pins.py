@@ -71,8 +71,8 @@ def main() -> None:
         module.fail_json(msg=str(error))
     if found:
         advice = (
-            f"Replacing files in {options['folder']} would leave no way back to it. Give the new model a name of its own "
-            "(model.name in the profile); or, where there is no room for both, give the way back up: "
+            f"Replacing files in {options['folder']} would leave no way back to it. Give the new model a name of its "
+            "own (model.name in the profile); or, where there is no room for both, give the way back up: "
             "-e octoserve_replace_model=true"
         )
         module.fail_json(msg="\n".join([*found, advice]))
