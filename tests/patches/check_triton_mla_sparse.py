@@ -1,0 +1,167 @@
+"""Runs and compiles the sparse MLA kernel on a CPU. Runs in the stack's interpreter.
+
+Answers each line of its input, a JSON object that names the kernel's file, by one line of JSON: batches (what
+sparse_kernel.make takes) by how far each answer is from the reference; with ``--compile``, a compute capability by the
+shared memory and the registers of every configuration that can be selected for it.
+"""
+
+# mypy: disable-error-code="import-not-found, misc"
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import sparse_kernel
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+
+COMPILES = "--compile" in sys.argv  # otherwise TRITON_INTERPRET=1 has to be set
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+def mend_interpreter() -> None:
+    """The interpreter keeps bfloat16 as 16-bit integers: it multiplies matrices of them as integers, and cuts off
+    where a GPU rounds to the nearest."""
+    multiply, convert = interpreter.InterpreterBuilder.create_dot, interpreter._convert_float
+
+    def widen(handle: Any) -> Any:
+        if handle.dtype != tl.bfloat16:
+            return handle
+        bits = handle.data.astype(np.uint32) << 16
+        return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        return multiply(self, widen(a), widen(b), *others)
+
+    def convert_float(values: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if (source, target) != (tl.float32, tl.bfloat16):
+            return convert(values, source, target, rounding)
+        return torch.from_numpy(np.ascontiguousarray(values)).bfloat16().view(torch.int16).numpy().view(np.uint16)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot
+    interpreter._convert_float = convert_float
+
+
+def run(kernel: ModuleType, case: dict[str, Any]) -> dict[str, Any]:
+    """Run one or two batches through the same buffers, filled with NaN before the first."""
+    options = case["run"]
+    batches = []
+    for shape in case["batches"]:
+        dtype = getattr(torch, shape["dtype"])
+        batches.append(sparse_kernel.make(**{**shape, "dtype": dtype}))
+    heads, dtype = case["batches"][0]["heads"], batches[0].kv.dtype
+    most = max(shape["tokens"] for shape in case["batches"])
+    # One token and one head more than there are, and columns behind: what lies beside `out` must stay as it is.
+    buffer = torch.full((most + 1, heads + 1, sparse_kernel.LATENT + 16), float("nan"), dtype=dtype)
+    lse_buffer = torch.full((most + 1, heads + 1), float("nan"))
+    config = options["config"] and kernel.SparseMLAConfig(*options["config"])
+    found: dict[str, Any] = {"errors": [], "lse_errors": [], "bound": sparse_kernel.BOUNDS[dtype]}
+    for batch in batches:
+        tokens = len(batch.indices)
+        out = buffer[:tokens, :heads, : sparse_kernel.LATENT]
+        lse = lse_buffer[:tokens, :heads] if options["lse"] else None
+        kernel.sparse_mla_attention(
+            batch.q, batch.kv, batch.indices, batch.scale, out, lse, batch.counts,
+            config=config, num_splits=options["num_splits"],
+        )  # fmt: skip
+        wanted, wanted_lse = sparse_kernel.reference(batch)
+        found["errors"].append(sparse_kernel.error(out, wanted))
+        if lse is not None:
+            same = (lse == wanted_lse) | ((lse - wanted_lse).abs() <= 1e-4)
+            found["lse_errors"].append(0.0 if bool(same.all()) else float("inf"))
+    buffer[:most, :heads, : sparse_kernel.LATENT] = float("nan")
+    found["beside_untouched"] = bool(buffer.isnan().all())
+    return found
+
+
+def compile_all(kernel: ModuleType, capability: int) -> list[dict[str, Any]]:
+    """Compile what can be selected there, for GLM-5's heads and cache, as ptxas leaves it."""
+    found = []
+    for config in kernel.configs_of(capability):
+        for split in (False, True):
+            heads, dtype = config.block_h, "fp32" if split else "bf16"
+            made = compile_one(
+                kernel._sparse_mla_kernel,
+                capability,
+                {"out_ptr": f"*{dtype}", "lse_ptr": "*fp32", "indices_ptr": "*i32", "counts_ptr": "*i32"},
+                {
+                    "NUM_HEADS": heads, "TOPK": 2048, "TOPK_PADDED": 2048, "PAGE_SIZE": 0, "LATENT": 512, "ROPE": 64,
+                    "HAS_COUNTS": True, "HAS_LSE": split, "IS_SPLIT": split,
+                    "BLOCK_H": config.block_h, "BLOCK_N": config.block_n, "STAGES": config.num_stages,
+                },
+                num_warps=config.num_warps,
+                num_stages=config.num_stages,
+            )  # fmt: skip
+            found.append({"config": list(config), "split": split, **made})
+    for splits in (2, 64):
+        made = compile_one(
+            kernel._merge_kernel,
+            capability,
+            {"partial_ptr": "*fp32", "partial_lse_ptr": "*fp32", "lse_ptr": "*fp32"},
+            {"NUM_HEADS": 8, "LATENT": 512, "HAS_LSE": True, "BLOCK_S": splits, "BLOCK_D": 128},
+            num_warps=4,
+        )
+        found.append({"config": ["merge", splits], "split": True, **made})
+    return found
+
+
+def compile_one(
+    function: Any, capability: int, pointers: dict[str, str], constants: dict[str, Any], **options: int
+) -> dict[str, Any]:
+    """Shared memory in bytes, registers of a thread and bytes of them that do not fit."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature, attributes = {}, {}
+    for place, name in enumerate(function.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+            continue
+        signature[name] = pointers.get(name, "*bf16" if name.endswith("_ptr") else "i32")
+        if name == "scale_log2e":
+            signature[name] = "fp32"
+        elif name != "num_splits":
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(function, signature, constants, attributes)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(made.asm["cubin"])
+        usage = subprocess.run(
+            [CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
+    return {"shared": made.metadata.shared, "registers": int(registers), "stack": int(stack)}
+
+
+def main() -> None:
+    """Answer line by line."""
+    torch.set_num_threads(1)
+    np.seterr(all="ignore")
+    if not COMPILES:
+        mend_interpreter()
+        # What torch.empty gives holds NaN: a partial result that is read before it is written shows.
+        torch.use_deterministic_algorithms(True)
+    kernels: dict[str, ModuleType] = {}
+    for line in sys.stdin:
+        question = json.loads(line)
+        path = question["kernel"]
+        try:
+            kernels[path] = kernels.get(path) or sparse_kernel.load(Path(path))
+            answer: Any = compile_all(kernels[path], question["compile"]) if COMPILES else run(kernels[path], question)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
