@@ -103,13 +103,13 @@ def compile_all(kernel: ModuleType, capability: int) -> list[dict[str, Any]]:
                 num_stages=config.num_stages,
             )  # fmt: skip
             found.append({"config": list(config), "split": split, **made})
-    for splits in (2, 64):
+    for splits, warps in ((2, 1), (16, 1), (64, 4)):
         made = compile_one(
             kernel._merge_kernel,
             capability,
             {"partial_ptr": "*fp32", "partial_lse_ptr": "*fp32", "lse_ptr": "*fp32"},
             {"NUM_HEADS": 8, "LATENT": 512, "HAS_LSE": True, "BLOCK_S": splits, "BLOCK_D": 128},
-            num_warps=4,
+            num_warps=warps,
         )
         found.append({"config": ["merge", splits], "split": True, **made})
     return found
