@@ -1,6 +1,6 @@
 """The sparse MLA kernel of the series on a GPU: right, graph-safe and how fast, without vLLM around it.
 
-    python tests/gpu/triton_mla_sparse.py OUT.json [--part numbers|graphs|compiled|decode|prefill]…
+    python tests/gpu/triton_mla_sparse.py OUT.json [--part numbers|graphs|compiled|decode|prefill]… [--commit COMMIT]
 
 Needs torch with CUDA, Triton and PyYAML. Ends in 1 where an answer is wrong. Speed is that of CUDA graphs; each call
 in a graph reads a KV cache of its own, as layers do, 300 MB and more in all, so that L2 holds nothing of the last call.
@@ -37,6 +37,7 @@ from octoserve import unified_diff
 from sparse_kernel import LATENT, Batch
 
 SERIES = ROOT / "files/patches/vllm-0.32.0"
+PATCHES = [path for path in sorted(SERIES.glob("*.patch")) if f"+++ b/{sparse_kernel.MODULE}\n" in path.read_text()]
 TOPK = 2048
 ROW = 576 * 2  # bytes
 #: Bytes per second of the memory, and of dense bf16 products per second: vendors' datasheets.
@@ -71,11 +72,11 @@ class Bench:
 def load_kernel(folder: Path) -> ModuleType:
     """The module as the series' patches leave it."""
     text: str | None = None
-    for patch in sorted(SERIES.glob("*.patch")):
+    for patch in PATCHES:
         for diff in unified_diff.parse(patch.read_text(encoding="utf-8"), patch.name)[1]:
             if diff.path == sparse_kernel.MODULE:
                 text = unified_diff.apply(diff, text, patch.name)
-    assert text is not None, f"{SERIES} has no {sparse_kernel.MODULE}"
+    assert text is not None, f"found no patch of {sparse_kernel.MODULE} in {SERIES}"
     path = folder / Path(sparse_kernel.MODULE).name
     path.write_text(text, encoding="utf-8")
     return sparse_kernel.load(path)
@@ -341,6 +342,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
     parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--commit", default="", help="what the tree is that this runs in")
     options = parser.parse_args()
     torch.manual_seed(0)
     record: dict[str, Any] = {
@@ -349,6 +351,8 @@ def main() -> int:
         "torch": torch.__version__,
         "triton": triton.__version__,
         "python": platform.python_version(),
+        "commit": options.commit,
+        "covers": ["tests/gpu/triton_mla_sparse.py", *sorted(path.relative_to(ROOT).as_posix() for path in PATCHES)],
     }
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(load_kernel(Path(folder)), [])
