@@ -121,10 +121,9 @@ def numbers(bench: Bench) -> dict[str, Any]:
         bench.attend(batch, again)
         if not torch.equal(out, again):
             bench.failures.append(f"{name}: another answer the second time")
-    properties = torch.cuda.get_device_properties(0)
-    limit = bench.kernel.SHARED_MEMORY_LIMITS[10 * properties.major + properties.minor]
-    for capability, needs in bench.kernel.SHARED_MEMORY_LIMITS.items():
-        for config in bench.kernel.configs_of(capability) if needs <= limit else ():
+    here, _ = bench.kernel._device_of(0)
+    for capability in (here, 120, *((80, 90) if here == 90 else ())):
+        for config in bench.kernel.configs_of(capability):
             for splits in (1, 7):
                 name = f"{tuple(config)} of SM{capability}, {splits} splits"
                 batch = sparse_kernel.make(17, 64, TOPK, 8192, valid=[2048, 0, 100] + [2048] * 14, device="cuda")
@@ -337,6 +336,15 @@ def share(moved: int, flops: int, took: float) -> dict[str, Any]:
     return {"floor_us": round(floors[bound], 2), "bound": bound, "share_of_floor": round(floors[bound] / took, 3)}
 
 
+def to_text(record: dict[str, Any]) -> str:
+    """JSON with a line for each measurement."""
+    lines = []
+    for key, value in record.items():
+        rows = ",\n  ".join(map(json.dumps, value)) if isinstance(value, list) else ""
+        lines.append(f" {json.dumps(key)}: " + (f"[\n  {rows}\n ]" if rows else json.dumps(value)))
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
 def main() -> int:
     """Run the parts that were asked for, all if none, and write what came of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -362,7 +370,7 @@ def main() -> int:
             except Exception as error:
                 bench.failures.append(f"{part}: {type(error).__name__}: {error}")
             record["failures"] = bench.failures
-            options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            options.output.write_text(to_text(record), encoding="utf-8")
             print(part, "failures so far:", bench.failures, flush=True)
     return 1 if bench.failures else 0
 

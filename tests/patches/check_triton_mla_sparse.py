@@ -9,6 +9,7 @@ shared memory and the registers of every configuration that can be selected for 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -86,6 +87,12 @@ def run(kernel: ModuleType, case: dict[str, Any]) -> dict[str, Any]:
 
 def compile_all(kernel: ModuleType, capability: int) -> list[dict[str, Any]]:
     """Compile what can be selected there, for GLM-5's heads and cache, as ptxas leaves it."""
+    for tokens, heads in itertools.product((1, 2, 8, 31, 66, 128, 264, 1000, 8192), (8, 16, 20, 32, 64, 128)):
+        for multiprocessors in (84, 108, 132, 188):
+            config = kernel.select_config(capability, multiprocessors, tokens, heads)
+            splits = kernel.select_num_splits(config, multiprocessors, tokens, heads, 2048)
+            assert config in kernel.configs_of(capability)
+            assert 1 <= splits <= 64
     found = []
     for config in kernel.configs_of(capability):
         for split in (False, True):
