@@ -294,22 +294,26 @@ def decode(bench: Bench) -> list[dict[str, Any]]:
     return found
 
 
+def prefill_batch(tokens: int, context: int) -> tuple[torch.Tensor, torch.Tensor, float, torch.Tensor]:
+    """Cache, indices, scale and counts of a chunk that ends a context, up to 2048 random slots before each token."""
+    kv = torch.randn(context, 576, dtype=torch.bfloat16, device="cuda")
+    ends = torch.arange(context - tokens + 1, context + 1, device="cuda")
+    keys = torch.rand(tokens, context, device="cuda")
+    keys[torch.arange(context, device="cuda")[None, :] >= ends[:, None]] = 2.0
+    values, order = keys.topk(TOPK, dim=1, largest=False)
+    indices = order.int().masked_fill(values > 1.0, -1)
+    return kv, indices, 576**-0.5, (indices >= 0).sum(1).int()
+
+
 def prefill(bench: Bench) -> list[dict[str, Any]]:
     """A chunk of 4096 tokens at the end of one context, each with up to 2048 random slots before it."""
     found = []
     tokens = 4096
     for context in (4096, 32768):
-        kv = torch.randn(context, 576, dtype=torch.bfloat16, device="cuda")
-        ends = torch.arange(context - tokens + 1, context + 1, device="cuda")
-        keys = torch.rand(tokens, context, device="cuda")
-        keys[torch.arange(context, device="cuda")[None, :] >= ends[:, None]] = 2.0
-        values, order = keys.topk(TOPK, dim=1, largest=False)
-        indices = order.int().masked_fill(values > 1.0, -1)
-        counts = (indices >= 0).sum(1).int()
-        del keys, values, order
+        kv, indices, scale, counts = prefill_batch(tokens, context)
         for heads in (8, 16, 64, 128):
             q = torch.randn(tokens, heads, 576, dtype=torch.bfloat16, device="cuda")
-            batch = Batch(q, kv, indices, 576**-0.5, counts)
+            batch = Batch(q, kv, indices, scale, counts)
             out, _ = empty(batch)
             took = microseconds([partial(bench.attend, batch, out)], replays=5)
             name = f"prefill of {tokens} tokens, {heads} heads, context {context}"
