@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Proves the patched loader on real cards: every case and mutation of loader.yml, each in a process of its own.
 
-    loader_proof.py MODELS OUT [--python PYTHON] [--jobs N] [--only NAME,NAME] [--cpu]
+    loader_proof.py MODELS OUT [--cases FILE] [--python PYTHON] [--jobs N] [--only NAME,NAME] [--cpu]
 
 MODELS is the folder that loader_models.py wrote. OUT gets ``loader_proof.json`` (what was run, on what, and each
 result) and ``logs/``. PYTHON is the interpreter of an installed, unpatched CUDA stack, default this one; the patches
@@ -72,9 +72,13 @@ class Case:
         return "fails_with" in self.fields
 
 
-def load_document() -> dict[str, Any]:
-    """loader.yml: models, bounds, cases, mutations."""
+def load_document(cases: str = "loader.yml") -> dict[str, Any]:
+    """loader.yml: models, bounds, cases, mutations; of another file its cases and mutations, and bounds over those."""
     document: dict[str, Any] = yaml.safe_load((HERE / "loader.yml").read_text(encoding="utf-8"))
+    if cases != "loader.yml":
+        other = yaml.safe_load((HERE / cases).read_text(encoding="utf-8"))
+        bounds = {**document["bounds"], **other.get("bounds", {})}
+        document |= {"cases": other["cases"], "mutations": other.get("mutations", {}), "bounds": bounds}
     return {part: document[part] for part in ("models", "bounds", "cases", "mutations")}
 
 
@@ -279,6 +283,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--cases", default="loader.yml", help="file beside this one: loader.yml or sparse.yml")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--jobs", type=int, default=4, help="cases beside each other")
     parser.add_argument("--only", help="names of cases, with commas between")
@@ -286,7 +291,7 @@ def main() -> int:
     arguments = parser.parse_args()
     (arguments.out / "logs").mkdir(parents=True, exist_ok=True)
 
-    document = load_document()
+    document = load_document(arguments.cases)
     cards = [] if arguments.cpu else cards_here()
     chosen = set(arguments.only.split(",")) if arguments.only else None
     cases = [case for case in load_cases(document) if chosen is None or case.name in chosen]

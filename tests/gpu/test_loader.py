@@ -18,7 +18,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.gpu import loader_proof
 
-DOCUMENT = loader_proof.load_document()
+HERE = Path(__file__).parent
+FILES = ("loader.yml", "sparse.yml")
+CASES = [(name, case) for name in FILES for case in loader_proof.load_cases(loader_proof.load_document(name))]
 PYTHON = os.environ.get("OCTOSERVE_CUDA_PYTHON", "")
 
 
@@ -35,21 +37,28 @@ def missing() -> str | None:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What every case came to; all run once, beside each other."""
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models of both files."""
     if (reason := missing()) is not None:
         pytest.skip(reason)
-    folder = tmp_path_factory.mktemp("loader")
-    here = Path(__file__).parent
-    subprocess.run([PYTHON, str(here / "loader_models.py"), str(folder / "models")], check=True)
-    command = [sys.executable, str(here / "loader_proof.py"), str(folder / "models"), str(folder), "--python", PYTHON]
-    subprocess.run(command, check=False)
-    record: dict[str, Any] = json.loads((folder / "loader_proof.json").read_text(encoding="utf-8"))
-    found: dict[str, Any] = record["results"]
+    folder = tmp_path_factory.mktemp("loader") / "models"
+    subprocess.run([PYTHON, str(HERE / "loader_models.py"), str(folder)], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(models: Path) -> dict[str, Any]:
+    """What every case came to; those of a file run once, beside each other."""
+    found: dict[str, Any] = {}
+    for name in FILES:
+        out = models.with_name(name)
+        command = [sys.executable, str(HERE / "loader_proof.py"), str(models), str(out), "--cases", name]
+        subprocess.run([*command, "--python", PYTHON], check=False)
+        found |= json.loads((out / "loader_proof.json").read_text(encoding="utf-8"))["results"]
     return found
 
 
-@pytest.mark.parametrize("case", loader_proof.load_cases(DOCUMENT), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for _, case in CASES], ids=lambda case: case.name)
 def test_the_loader_on_cards(results: dict[str, Any], case: loader_proof.Case) -> None:
     cards = len(loader_proof.cards_here())
     if case.ranks > cards:

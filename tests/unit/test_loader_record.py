@@ -13,19 +13,26 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from tests.gpu import loader_proof  # noqa: E402 - found through the line above
 
-RECORD: dict[str, Any] = json.loads((ROOT / "tests/gpu/loader_proof.json").read_text(encoding="utf-8"))
-DOCUMENT = loader_proof.load_document()
-CASES = {case.name: case for case in loader_proof.load_cases(DOCUMENT)}
+RECORDS = {"loader.yml": "loader_proof.json", "sparse.yml": "sparse.json"}
+DOCUMENTS = {name: loader_proof.load_document(name) for name in RECORDS}
+CASES = [(name, case) for name, document in DOCUMENTS.items() for case in loader_proof.load_cases(document)]
+
+
+def record(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((ROOT / "tests/gpu" / RECORDS[name]).read_text(encoding="utf-8"))
+    return content
 
 
 @pytest.mark.parametrize("part", ["models", "cases", "mutations"])
-def test_the_record_is_of_what_is_asked_today(part: str) -> None:
-    assert RECORD[part] == DOCUMENT[part], "run make test-gpu on two cards, and commit its loader_proof.json"
+@pytest.mark.parametrize("name", RECORDS)
+def test_the_record_is_of_what_is_asked_today(name: str, part: str) -> None:
+    wanted = f"run make test-gpu (loader.yml: on two cards), and commit {RECORDS[name]}"
+    assert record(name)[part] == DOCUMENTS[name][part], wanted
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_what_was_measured_on_cards_holds(name: str) -> None:
-    case = CASES[name]
-    asked = loader_proof.request(case, DOCUMENT["models"][case.fields["model"]], Path(), cpu=False)
-    result = RECORD["results"][name]
-    assert loader_proof.verdict(case, DOCUMENT, asked, result, cpu=False) == "ok" == result["verdict"]
+@pytest.mark.parametrize(("name", "case"), CASES, ids=[case.name for _, case in CASES])
+def test_what_was_measured_on_cards_holds(name: str, case: loader_proof.Case) -> None:
+    document = DOCUMENTS[name]
+    asked = loader_proof.request(case, document["models"][case.fields["model"]], Path(), cpu=False)
+    result = record(name)["results"][case.name]
+    assert loader_proof.verdict(case, document, asked, result, cpu=False) == "ok" == result["verdict"]
