@@ -14,7 +14,7 @@ from ansible.errors import AnsibleFilterError
 sys.path.append(str(Path(__file__).resolve().parents[1] / "module_utils"))
 
 import yaml
-from octoserve import coherence_suite, profile, reference, unit_file
+from octoserve import coherence_suite, hand_made, profile, reference, unit_file
 
 
 def _reported(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,6 +75,7 @@ class FilterModule:
         """Names as templates use them."""
         return {
             "python_files": python_files,
+            "service_unit": hand_made.with_suffix,
             "octoserve_profile": _reported(profile.check),
             "gates_cases": _reported(gates_cases),
             "vllm_arguments": unit_file.arguments,

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from . import atomic
 
 NAME = "gave_way.json"
+PROPERTIES = ("LoadState", "ActiveState", "UnitFileState")
 #: Units that `systemctl disable` takes out of the boot; static and generated ones it cannot.
 STARTS_AT_BOOT = ("enabled", "enabled-runtime", "linked", "linked-runtime")
 RUNS = ("active", "activating", "reloading")
@@ -36,12 +38,18 @@ class Stood:
 
 def look(unit: str) -> Stood | None:
     """How a unit stands now; None where systemd knows none of that name."""
-    command = ["systemctl", "show", "--property=LoadState,ActiveState,UnitFileState", "--", unit]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    shown = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
-    if shown.get("LoadState") != "loaded":
+    shown = show(unit, PROPERTIES)
+    if shown["LoadState"] != "loaded":
         return None
-    return Stood(unit, shown.get("ActiveState") in RUNS, shown.get("UnitFileState") in STARTS_AT_BOOT)
+    return Stood(unit, shown["ActiveState"] in RUNS, shown["UnitFileState"] in STARTS_AT_BOOT)
+
+
+def show(unit: str, properties: Sequence[str]) -> dict[str, str]:
+    """What systemd says of a unit, whether there is one or not; empty what it does not say."""
+    command = ["systemctl", "show", f"--property={','.join(properties)}", "--", unit]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    return {name: found.get(name, "") for name in properties}
 
 
 def read(folder: Path) -> Stood | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ CONTAINER_ENGINES = ("docker.service", "containerd.service", "podman.service", "
 #: Unit files of systemd-run and of generators, such as Podman's.
 TEMPORARY = ("/run/systemd/transient/", "/run/systemd/generator")
 SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
-PROPERTIES = ("LoadState", "ActiveState", "UnitFileState", "MainPID", "FragmentPath", "User", "ExecStart")
+PROPERTIES = (*give_way.PROPERTIES, "FragmentPath", "User", "ExecStart")
 _ARGV = re.compile(r"argv\[\]=(.*?) ;")
 
 
@@ -46,7 +45,7 @@ def find(address: str, port: int, unit: str = "", model: str = "", proc: Path = 
     Raises HandMadeError.
     """
     named = bool(unit)
-    unit = with_suffix(unit) if named else _unit_at(address, port, proc)
+    unit = with_suffix(unit) or _unit_at(address, port, proc)
     if unit in CONTAINER_ENGINES:
         raise HandMadeError(
             f"{unit} has {address}:{port}, and to stop it would stop every container of this host. Stop the one that "
@@ -83,26 +82,21 @@ def find(address: str, port: int, unit: str = "", model: str = "", proc: Path = 
 
 
 def with_suffix(unit: str) -> str:
-    """The unit's whole name, as systemctl understands a short one: glm-5.1 is glm-5.1.service."""
-    return unit if unit.endswith(".service") else f"{unit}.service"
+    """The unit's whole name, as systemctl understands a short one: glm-5.1 is glm-5.1.service. None stays none."""
+    return unit if not unit or unit.endswith(".service") else f"{unit}.service"
 
 
 def show(unit: str) -> dict[str, str]:
     """What systemd says of a unit, whether there is one or not."""
-    command = ["systemctl", "show", f"--property={','.join(PROPERTIES)}", "--", unit]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
-    return {name: found.get(name, "") for name in PROPERTIES}
+    return give_way.show(unit, PROPERTIES)
 
 
 def unit_of(pid: int, proc: Path = Path("/proc")) -> str:
     """The system service that a process belongs to; empty for a login's, a user's or a container's process."""
-    with contextlib.suppress(OSError):
-        for line in (proc / str(pid) / "cgroup").read_text().splitlines():
-            parts = line.split(":", 2)[2].split("/")
-            services = [part for part in parts if part.endswith(".service")]
-            if services and "user.slice" not in parts:
-                return services[-1]
+    for parts in listener.groups(pid, proc):
+        services = [part for part in parts if part.endswith(".service")]
+        if services and "user.slice" not in parts:
+            return services[-1]
     return ""
 
 

@@ -57,11 +57,16 @@ def holders(address: str, port: int, proc: Path = Path("/proc")) -> list[Holder]
 
 def is_of_unit(pid: int, unit: str, proc: Path = Path("/proc")) -> bool:
     """Whether a process runs in the cgroup of a systemd unit."""
+    return any(unit in parts for parts in groups(pid, proc))
+
+
+def groups(pid: int, proc: Path = Path("/proc")) -> list[list[str]]:
+    """The parts of a process's path in each cgroup hierarchy; none where it has ended."""
     try:
-        groups = (proc / str(pid) / "cgroup").read_text().splitlines()
+        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
     except OSError:
-        return False
-    return any(unit in group.split(":", 2)[2].split("/") for group in groups)
+        return []
+    return [line.split(":", 2)[2].split("/") for line in lines]
 
 
 def are_of_unit(found: list[Holder], unit: str) -> bool:
