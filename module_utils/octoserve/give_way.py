@@ -77,18 +77,21 @@ def step_aside(folder: Path, unit: str, *, dry: bool = False) -> bool:
 
 
 def come_back(folder: Path, *, dry: bool = False, wait: bool = True) -> str:
-    """Start what gave way as it stood, and forget it. Returns its name, else empty. Raises GiveWayError."""
+    """Start what gave way as it stood, and forget it. Returns its name, else empty. Raises GiveWayError.
+
+    Empty, too, where the unit was removed meanwhile: nothing came back.
+    """
     stood = read(folder)
     if stood is None:
         return ""
-    if not dry and look(stood.unit):
-        if stood.enabled:
-            _tell("enable", stood.unit)
-        if stood.active:
-            _tell(*(() if wait else ("--no-block",)), "start", stood.unit)
+    there = look(stood.unit) is not None
     if not dry:
+        if there and stood.enabled:
+            _tell("enable", stood.unit)
+        if there and stood.active:
+            _tell(*(() if wait else ("--no-block",)), "start", stood.unit)
         (folder / NAME).unlink()
-    return stood.unit
+    return stood.unit if there else ""
 
 
 def retire(folder: Path, *, dry: bool = False) -> str:

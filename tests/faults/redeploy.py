@@ -285,7 +285,7 @@ def no_room_for_reports(host: Host) -> None:
 
 
 def adopted(host: Host) -> None:
-    """A host that was set up by hand: its file is used in place, and its unit comes back where a deploy fails."""
+    """A host that was set up by hand: its file is used in place, its unit comes back where a deploy does not pass."""
     others = ["-e", "octoserve_instance=adopted", "-e", f"octoserve_port={BY_HAND_PORT}"]
     at_port, moved, unit = replace(host, model="merged", port=BY_HAND_PORT), f"{BY_HAND}/merged.gguf", "by-hand.service"
 
@@ -316,6 +316,13 @@ def adopted(host: Host) -> None:
         ends(run("site.yml", "merged_wrong"), 2, f"{unit}, which was set up by hand, was started again")
         wants("after a deploy that failed", stands(), "active enabled")
         host.until("what was set up by hand serves again", 30, lambda: "Paris" in (at_port.answer() or ""))
+        cut = run("site.yml", "merged")
+        cut.until("Ask the questions")
+        host.cut_power()
+        host.sandbox("start")
+        cut.end()
+        host.until("what was set up by hand serves after a power cut", 60, lambda: "Paris" in (at_port.answer() or ""))
+        wants("after a power cut during the gates", stands(), "active enabled")
         ends(run("site.yml", "merged"), 0)
         # A server that does not end well when it is told to counts as failed; it is stopped all the same.
         wants("after the deploy", stands().replace("failed", "inactive"), "inactive disabled")
@@ -355,7 +362,7 @@ CASES = [
     ),
     Case(
         "a host that was set up by hand",
-        "its unit gives way, and comes back where the deploy fails",
+        "its unit gives way, and comes back where the deploy fails or the power is cut",
         adopted,
     ),
     Case("no room for the report", "deployed; the run says what is missing", no_room_for_reports),

@@ -86,6 +86,15 @@ def test_one_that_does_not_serve_is_left_alone_and_never_started(
     assert orders(systemctl) == []
 
 
+def test_one_that_was_removed_meanwhile_is_forgotten_and_not_called_started(systemctl: Path, folder: Path) -> None:
+    give_way.step_aside(folder, UNIT)
+    (systemctl / "load").write_text("not-found")
+    assert give_way.come_back(folder, dry=True) == ""
+    assert give_way.come_back(folder) == ""
+    assert give_way.read(folder) is None
+    assert orders(systemctl) == [f"stop {UNIT}"]
+
+
 def test_after_a_deployment_has_passed_it_starts_no_more(systemctl: Path, folder: Path) -> None:
     give_way.step_aside(folder, UNIT)
     assert give_way.retire(folder) == UNIT
