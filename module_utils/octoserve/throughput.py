@@ -243,7 +243,7 @@ def describe(result: Mapping[str, Any]) -> str:
     decode, baseline = result["decode_tok_s"], result["baseline"]
     spread = "" if decode["ci95"] is None else " (95 % {:.2f} to {:.2f})".format(*decode["ci95"])
     if baseline["alarm_below"] is None:
-        against = f"{baseline['starts']} earlier starts: only the floor counts"
+        against = f"{baseline['starts']} earlier start{'' if baseline['starts'] == 1 else 's'}: only the floor counts"
     else:
         against = f"mean of {baseline['starts']} earlier starts {baseline['mean']:.2f}, " + _seen(baseline)
     lines = [
