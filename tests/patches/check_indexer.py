@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -29,15 +30,13 @@ TOPK, DIM = 16, indexer_kernel.DIM
 backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: False))
 sys.modules["vllm._C_stable_libtorch"] = ModuleType("vllm._C_stable_libtorch")  # the CPU build has none
 sys.modules["deep_gemm"] = ModuleType("deep_gemm")
-sys.modules["deep_gemm"].__spec__ = SimpleNamespace(name="deep_gemm")
+sys.modules["deep_gemm"].__spec__ = ModuleSpec("deep_gemm", None)
 
 from vllm import platforms
 from vllm.platforms import cuda
 from vllm.platforms.interface import DeviceCapability
 
-cuda.CudaPlatform.get_device_capability = classmethod(  # type: ignore[method-assign]
-    lambda cls, device_id=0: DeviceCapability(*MACHINE["capability"])
-)
+cuda.CudaPlatform.get_device_capability = classmethod(lambda cls, device_id=0: DeviceCapability(*MACHINE["capability"]))
 cuda.CudaPlatform.dispatch_key = "CPU"
 platforms._current_platform = cuda.CudaPlatform()
 

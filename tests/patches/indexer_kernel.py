@@ -21,8 +21,8 @@ MODULE = "vllm/v1/attention/ops/triton_indexer_logits.py"
 DIM = 128
 E4M3 = torch.float8_e4m3fn
 #: Largest distance of a logit from the reference, in parts of the sum of its products' sizes. Sums in float32 of
-#: exact products lose less than the first; Hopper's tensor cores add e4m3 products in 13 bits behind the largest one.
-BOUND, BOUND_E4M3 = 2**-18, 2**-12
+#: exact products lose less than the first; Hopper's tensor cores keep about 13 bits of e4m3 products.
+BOUND, BOUND_E4M3 = 2**-18, 2**-11
 
 
 @dataclass
@@ -84,6 +84,7 @@ def make_decode(
     page_size: int = 64,
     page_gap: int = 0,
     columns: int = 0,
+    room: int = 0,
     per_row: bool = True,
     device: str = "cpu",
     seed: int = 0,
@@ -91,15 +92,17 @@ def make_decode(
     """Requests whose last `next_n` tokens are the query; `contexts` are those of the last one, 0 for padding.
 
     Pages lie in random order, `page_gap` bytes apart; what no context names holds NaN. A block table names pages that
-    do not exist behind its context. Contexts are given for each row or for each request.
+    do not exist behind its context. Contexts are given for each row or for each request. With `room`, cache and block
+    table are as large as for contexts of so many tokens.
     """
     random = torch.Generator().manual_seed(seed)
     batch = len(contexts)
     pages = [-(-context // page_size) for context in contexts]
-    free = torch.randperm(sum(pages) + 2, generator=random).tolist()
+    width = -(-max(1, room, *contexts) // page_size) + 1
+    free = torch.randperm(batch * width if room else sum(pages) + 2, generator=random).tolist()
     cache = torch.full((len(free), page_size * (DIM + 4) + page_gap), 0x7F, dtype=torch.uint8)
     cache[:, page_size * DIM :].view(torch.float32).fill_(float("nan"))
-    table = torch.full((batch, max(1, *pages) + 1), 2**30, dtype=torch.int32)
+    table = torch.full((batch, width), 2**30, dtype=torch.int32)
     keys, scales = [], []
     for request, context in enumerate(contexts):
         values, factors = _quantized(context, random)
@@ -177,14 +180,15 @@ def reference(batch: Batch, row: int) -> tuple[torch.Tensor, torch.Tensor]:
     return logits, ((keys.abs() @ q.abs().T) @ weights.abs()) * scales
 
 
-def error(batch: Batch, out: torch.Tensor, rows: list[int] | None = None) -> float:
-    """Largest distance from the reference, in parts of the products' sizes; infinite where a logit is not finite or
-    where something was written beside a row's keys. `out` held NaN before."""
+def error(batch: Batch, out: torch.Tensor, rows: list[int] | None = None, beside: bool = True) -> float:
+    """Largest distance from the reference, in parts of the products' sizes; infinite where a logit is not finite or,
+    with `beside`, where something was written beside a row's keys. `out` held NaN before."""
     worst = 0.0
     for row in range(len(batch.starts)) if rows is None else rows:
         start, end = batch.starts[row], batch.ends[row]
         found = out[row, start:end]
-        if not bool(found.isfinite().all() & out[row, :start].isnan().all() & out[row, end:].isnan().all()):
+        untouched = out[row, :start].isnan().all() & out[row, end:].isnan().all()
+        if not bool(found.isfinite().all()) or (beside and not bool(untouched)):
             return float("inf")
         if end > start:
             wanted, size = reference(batch, row)

@@ -6,11 +6,12 @@ CUDA graphs, speed) is in tests/gpu/triton_indexer.py.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from conftest import Stack
+from conftest import ROOT, Stack
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from workers import SHARED_MEMORY, Ask, Case, Worker
@@ -175,3 +176,13 @@ def test_what_can_be_selected_fits_and_multiplies_as_the_architecture_can(
     assert {(one["heads"], one["block_m"]) for one in found} >= {(32, 1), (32, 2), (64, 1)}
     kind = "f16" if capability < 89 else {90: "wgmma", 100: "tcgen05"}.get(capability, "e4m3")
     assert all(kind in one["products"][0] for one in found)
+
+
+def test_the_script_for_a_card_runs_through_on_a_cpu(patched: Stack, tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    script = ROOT / "tests/gpu/triton_indexer.py"
+    done = patched.execute(str(script), str(record), "--cpu", TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    written = json.loads(record.read_text(encoding="utf-8"))
+    assert written["failures"] == []
+    assert {"numbers", "graphs", "decode", "prefill", "configs"} <= written.keys()
