@@ -1,4 +1,4 @@
-"""Speed of the sparse MLA kernel on a card of this machine: `make bench-gpu`, and the end of `make bench`.
+"""Speed of the sparse attention kernels on a card of this machine: `make bench-gpu`, and the end of `make bench`.
 
     python tests/gpu/bench.py OUT
 
@@ -19,7 +19,7 @@ from tests.gpu import loader_proof
 
 HERE = Path(__file__).parent
 #: With the major compute capability that they need; None for any that the kernel is made for.
-SCRIPTS: dict[str, int | None] = {"triton_mla_sparse": None, "triton_mla_sparse_beside": 9}
+SCRIPTS: dict[str, int | None] = {"triton_mla_sparse": None, "triton_mla_sparse_beside": 9, "triton_indexer": None}
 
 
 def main(out: Path) -> int:

@@ -1,4 +1,4 @@
-"""The Triton kernels of the series on a card: their answers, CUDA graphs and torch.compile. Speed is measured by hand.
+"""The Triton kernels of the series on a card: answers, CUDA graphs and torch.compile. `make bench-gpu` measures speed.
 
 Needs a card and OCTOSERVE_CUDA_PYTHON, an interpreter with torch for CUDA and Triton; a skip says which is missing.
 """

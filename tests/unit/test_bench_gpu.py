@@ -55,9 +55,9 @@ def test_with_a_card_and_no_stack_it_says_how_to_make_one(card: Path) -> None:
 @pytest.mark.parametrize(
     ("capability", "code", "records"),
     [
-        (9, 0, ["triton_mla_sparse.json", "triton_mla_sparse_beside.json"]),
-        (12, 0, ["triton_mla_sparse.json"]),
-        (12, 1, ["triton_mla_sparse.json"]),
+        (9, 0, ["triton_indexer.json", "triton_mla_sparse.json", "triton_mla_sparse_beside.json"]),
+        (12, 0, ["triton_indexer.json", "triton_mla_sparse.json"]),
+        (12, 1, ["triton_indexer.json", "triton_mla_sparse.json"]),
     ],
 )
 def test_it_runs_what_the_card_can(card: Path, capability: int, code: int, records: list[str]) -> None:
