@@ -16,6 +16,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -112,7 +113,7 @@ def measure(name: str) -> dict[str, Any]:
         q = torch.randn(4096, HEADS, 576, dtype=torch.bfloat16, device="cuda")
         for kind, batches in (("decode", decode), ("prefill", [Batch(q, kv, indices, scale, counts)])):
             out, _ = empty(batches[0])
-            calls = [
+            calls: list[Callable[[], None]] = [
                 partial(
                     kernel.sparse_mla_attention,
                     batch.q, batch.kv, batch.indices, batch.scale, out, None, batch.counts, config=config, num_splits=1,
@@ -140,7 +141,7 @@ def main() -> int:
     command = [sys.executable, __file__, str(options.output), "--case"]
     for process in [subprocess.Popen([*command, name]) for name in CASES]:
         process.wait()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in CASES:
         rows.append(measure(name))
         print(rows[-1], flush=True)
