@@ -35,8 +35,13 @@ def main(out: Path) -> int:
         print(f"  PYTHONPATH=module_utils .venv/bin/python scripts/stack_venv.py {stack} cuda {made}")
         print(f"  OCTOSERVE_CUDA_PYTHON=$PWD/{made}/bin/python make bench-gpu")
         return 1
-    code = "import torch; print(torch.cuda.get_device_capability()[0])"
-    capability = int(subprocess.run([python, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout)
+    code = "import torch, triton; print(torch.cuda.get_device_capability()[0])"
+    asked = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    if asked.returncode:
+        said = asked.stderr.strip().splitlines()
+        print(f"OCTOSERVE_CUDA_PYTHON={python}: wanted torch with CUDA and Triton, and a card; found {said[-1:]}")
+        return 1
+    capability = int(asked.stdout)
     out.mkdir(parents=True, exist_ok=True)
     failed = []
     for name, wanted in SCRIPTS.items():

@@ -140,7 +140,8 @@ def main() -> int:
         return 0
     command = [sys.executable, __file__, str(options.output), "--case"]
     for process in [subprocess.Popen([*command, name]) for name in CASES]:
-        process.wait()
+        if process.wait():
+            raise RuntimeError(f"{process.args} ended with {process.returncode}")
     rows: list[dict[str, Any]] = []
     for name in CASES:
         rows.append(measure(name))

@@ -52,6 +52,13 @@ def test_with_a_card_and_no_stack_it_says_how_to_make_one(card: Path) -> None:
     assert "scripts/stack_venv.py vllm-0.32.0 cuda .cache/stacks/vllm-0.32.0-cuda" in done.stdout
 
 
+def test_an_interpreter_without_torch_is_named(card: Path) -> None:
+    python = program(card / "python", "#!/bin/sh\necho \"No module named 'torch'\" >&2; exit 1\n")
+    done = bench(card, OCTOSERVE_CUDA_PYTHON=str(python))
+    assert done.returncode == 1
+    assert f"OCTOSERVE_CUDA_PYTHON={python}" in done.stdout and "No module named 'torch'" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("capability", "code", "records"),
     [
