@@ -1,7 +1,7 @@
 """The indexer as vLLM runs it, from its metadata to the chosen keys, on the CPU. Runs in the stack's interpreter.
 
 With TRITON_INTERPRET=1. The first argument is a list of machines that this stands for, by JSON: compute capability,
-whether DeepGEMM is installed and nvcc too, variables. Prints a line of JSON, for each machine the log's lines on
+whether DeepGEMM is installed, nvcc's version, variables. Prints a line of JSON, for each machine the log's lines on
 building the layer, what the metadata's builder decides, whose kernels ran, and whether the chosen keys are the
 reference's. What the CPU build lacks, the CUDA operators around the logits, is stood in for by torch.
 """
@@ -15,7 +15,9 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -184,6 +186,15 @@ def prefill() -> bool:
     return chosen_are_right(batch, forward(batch, "cache", parts, pages.given["kv_cache"]))
 
 
+def nvcc(folder: str) -> str:
+    """A program that says the machine's version as nvcc does; none where the machine has none."""
+    path = Path(folder) / "nvcc"
+    if version := MACHINE.get("nvcc"):
+        path.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {version}, V{version}.88'\n")
+        path.chmod(0o755)
+    return str(path)
+
+
 def answer(machine: dict[str, Any]) -> dict[str, Any]:
     """Build, ask the builder's questions, run."""
     MACHINE.clear()
@@ -191,10 +202,10 @@ def answer(machine: dict[str, Any]) -> dict[str, Any]:
     LOG.clear()
     RAN.clear()
     deep_gemm.why_no_deep_gemm_mqa_logits.cache_clear()
-    nvcc = {"DG_JIT_NVCC_COMPILER": sys.executable if machine.get("nvcc") else "/no/nvcc"}
     with (
+        tempfile.TemporaryDirectory() as folder,
         mock.patch.object(deep_gemm, "has_deep_gemm", lambda: machine.get("deep_gemm", False)),
-        mock.patch.dict(os.environ, {**nvcc, **machine.get("environment", {})}),
+        mock.patch.dict(os.environ, {"DG_JIT_NVCC_COMPILER": nvcc(folder), **machine.get("environment", {})}),
     ):
         build_layer()
         log = list(LOG)

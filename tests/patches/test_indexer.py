@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,28 @@ from octoserve import patches
 
 LAYER = "vllm/model_executor/layers/sparse_attn_indexer.py"
 DEEP_GEMM = "vllm/utils/deep_gemm.py"
-HERE = {"deep_gemm": True, "nvcc": True}
-FORCED = {**HERE, "environment": {"VLLM_USE_DEEP_GEMM": "0"}}
+HERE = {"deep_gemm": True, "nvcc": "12.9"}
+FORCED = {**HERE, "environment": {"VLLM_SPARSE_INDEXER_TRITON": "1"}}
 #: Machines by name, and the reason for Triton; None where DeepGEMM computes the logits.
 MACHINES: dict[str, tuple[dict[str, Any], str | None]] = {
     "sm120": ({"capability": [12, 0], **HERE}, None),
-    "sm120_without_deep_gemm": ({"capability": [12, 0], "nvcc": True}, "DeepGEMM is not installed"),
+    "sm120_without_deep_gemm": ({"capability": [12, 0], "nvcc": "13.0"}, "DeepGEMM is not installed"),
     "sm120_without_nvcc": (
         {"capability": [12, 0], "deep_gemm": True},
         "DeepGEMM compiles with nvcc, which CUDA_HOME and PATH do not have",
     ),
+    "sm120_with_an_old_nvcc": (
+        {"capability": [12, 0], "deep_gemm": True, "nvcc": "12.8"},
+        "DeepGEMM compiles with nvcc 12.9 or newer, /nvcc is 12.8",
+    ),
     "sm90": ({"capability": [9, 0], **HERE}, None),
-    "sm90_forced": ({"capability": [9, 0], **FORCED}, "VLLM_USE_DEEP_GEMM is 0"),
-    "sm100_forced": ({"capability": [10, 0], **FORCED}, "VLLM_USE_DEEP_GEMM is 0"),
+    # As released, this variable does not reach the indexer.
+    "sm90_without_deep_gemm_s_products": (
+        {"capability": [9, 0], **HERE, "environment": {"VLLM_USE_DEEP_GEMM": "0"}},
+        None,
+    ),
+    "sm90_forced": ({"capability": [9, 0], **FORCED}, "VLLM_SPARSE_INDEXER_TRITON is 1"),
+    "sm100_forced": ({"capability": [10, 0], **FORCED}, "VLLM_SPARSE_INDEXER_TRITON is 1"),
     "sm80": ({"capability": [8, 0], **HERE}, "DeepGEMM has no kernels for this GPU"),
     "sm89": ({"capability": [8, 9], **HERE}, "DeepGEMM has no kernels for this GPU"),
 }
@@ -50,7 +60,8 @@ def found(patched: Stack) -> dict[str, Any]:
 def test_one_line_says_whose_kernels_and_why(found: dict[str, Any], name: str) -> None:
     reason = MACHINES[name][1]
     whose = f"Triton ({reason})" if reason else "DeepGEMM"
-    assert found[name]["log"] == [f"Sparse attention indexer: logits by {whose}"]
+    said = [re.sub(r"/tmp/\S+/nvcc", "/nvcc", line) for line in found[name]["log"]]
+    assert said == [f"Sparse attention indexer: logits by {whose}"]
     assert found[name]["builder"]["schedule"] is (reason is None)
 
 
@@ -75,7 +86,7 @@ def test_what_only_deep_gemm_s_kernels_do_is_not_asked_of_triton_s(found: dict[s
 
 def test_a_cache_that_triton_does_not_read_is_refused(found: dict[str, Any]) -> None:
     assert found["sm90"]["fp4_error"] is None
-    wanted = "The sparse attention indexer's MXFP4 cache requires DeepGEMM: VLLM_USE_DEEP_GEMM is 0"
+    wanted = "The sparse attention indexer's MXFP4 cache requires DeepGEMM: VLLM_SPARSE_INDEXER_TRITON is 1"
     assert found["sm100_forced"]["fp4_error"] == wanted
 
 
