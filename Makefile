@@ -4,12 +4,13 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 STACK ?= vllm-0.32.0
 INVENTORY ?= inventory/example
+GPU_RESULTS ?= .cache/bench-gpu
 STACK_VENV := $(CURDIR)/.cache/stacks/$(STACK)-cpu
 GATES := PYTHONPATH=module_utils:tests/patches:tests/unit OCTOSERVE_STACK=$(STACK) OCTOSERVE_STACK_VENV=$(STACK_VENV) python -m
 
 FAULTS := PYTHONPATH=module_utils python -m tests.faults.run
 
-.PHONY: demo test lint unit molecule test-patches test-gates test-gates-short test-faults test-stacks test-demo-patches test-gpu bench redeploy patches-import patches-export stack-new clean lock controller tools
+.PHONY: demo test lint unit molecule test-patches test-gates test-gates-short test-faults test-stacks test-demo-patches test-gpu bench bench-gpu redeploy patches-import patches-export stack-new clean lock controller tools
 
 demo: controller  ## the main job, on a host made on this machine
 	ansible-playbook playbooks/sandbox.yml -i inventory/sandbox
@@ -71,10 +72,14 @@ test-gpu: tools  ## what needs real cards
 redeploy: controller  ## deploy where something changed: INVENTORY=inventory/example [ARGS=--always]
 	scripts/redeploy.py -i $(INVENTORY) $(ARGS)
 
-bench: demo tools  ## merge and verification beside cp, with the tool that the demo built; loading beside a plain read
+bench: demo tools  ## merge and verification beside cp, with the tool that the demo built; loading beside a plain read; bench-gpu
 	python tests/bench/merge_speed.py --tool $$(echo .cache/sandbox/hosts/sandbox/opt/octoserve/llama.cpp/*/bin/llama-gguf-split)
 	PYTHONPATH=module_utils python scripts/stack_venv.py $(STACK) cpu $(STACK_VENV)
 	python tests/bench/loading.py --python $(STACK_VENV)/bin/python --save
+	$(MAKE) bench-gpu
+
+bench-gpu: tools  ## sparse attention's speed on a card, where there is one: OCTOSERVE_CUDA_PYTHON=<python of a CUDA stack>
+	python tests/gpu/bench.py $(GPU_RESULTS)
 
 patches-import: tools  ## the stack as a git tree, one commit a patch: .cache/patches/$(STACK)
 	PYTHONPATH=module_utils python scripts/patches_tree.py import files/patches/$(STACK) .cache/patches/$(STACK)

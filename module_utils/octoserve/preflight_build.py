@@ -69,7 +69,8 @@ def nvcc(cuda: str | None, path: str = SERVICE_PATH, toolkits: Sequence[Path] = 
     found = shutil.which("nvcc", path=":".join([path, *(str(folder / "bin") for folder in toolkits)]))
     if found is None:
         measured = f"not in the service's PATH nor below {', '.join(map(str, toolkits))}"
-        return Finding(name, WARNING, measured, wanted, f"install {package}; attention backends that need it fail")
+        without = "FlashInfer's backends fail without it, and its sampler unless VLLM_USE_FLASHINFER_SAMPLER is 0"
+        return Finding(name, WARNING, measured, wanted, f"install {package}; {without}")
     version = re.search(r"release (\d+)\.(\d+)", _output([found, "--version"]) or "")
     if not version:
         return Finding(name, CANNOT_SEE, f"{found} does not say its version", wanted, f"`{found} --version`")

@@ -89,7 +89,7 @@ def load_cases(document: dict[str, Any]) -> list[Case]:
 
 
 def request(case: Case, model: dict[str, Any], folder: Path, cpu: bool) -> dict[str, Any]:
-    """What loader_serve.py is asked for."""
+    """What loader_serve.py is asked for, and the variables that it gets."""
     has_indexer = "trained" in model or "index_topk" in model["shape"]
     options = dict(case.fields.get("options", {}))
     if cpu:
@@ -103,6 +103,7 @@ def request(case: Case, model: dict[str, Any], folder: Path, cpu: bool) -> dict[
         "greedy": bool(model.get("trained")),
         "attention": "dense" if dense else "sparse",
         "watch": case.fields.get("watch", False),
+        "environment": case.fields.get("environment", {}),
         "options": options | {"max_model_len": model["max_model_len"], "tensor_parallel_size": case.ranks},
     }
 
@@ -201,6 +202,7 @@ def serve(python: str, site: Path, asked: dict[str, Any], cards: str | None, log
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
+        **asked["environment"],
     }
     if asked["options"]["tensor_parallel_size"] == 1:
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -269,7 +271,11 @@ def prove(
         else:
             numbers = range(cards) if case.ranks > 1 else [next(turn) % max(1, cards)]
             shown = ",".join(map(str, list(numbers)[: case.ranks])) if cards else None
-            result = serve(arguments.python, site, asked, shown, arguments.out / "logs" / f"{case.name}.log")
+            log = arguments.out / "logs" / f"{case.name}.log"
+            result = serve(arguments.python, site, asked, shown, log)
+            said = case.fields.get("says", "")
+            if not arguments.cpu and said not in log.read_text(encoding="utf-8", errors="replace"):
+                result.setdefault("error", f"{log.name} does not say {said!r}")
         result["seconds"] = round(time.monotonic() - started, 1)
         result["verdict"] = verdict(case, document, asked, result, arguments.cpu)
         report(case.name, result)
@@ -283,7 +289,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--cases", default="loader.yml", help="file beside this one: loader.yml or sparse.yml")
+    parser.add_argument("--cases", default="loader.yml", help="file beside this one: loader, sparse or indexer.yml")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--jobs", type=int, default=4, help="cases beside each other")
     parser.add_argument("--only", help="names of cases, with commas between")

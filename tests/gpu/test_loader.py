@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.gpu import loader_proof
 
 HERE = Path(__file__).parent
-FILES = ("loader.yml", "sparse.yml")
+FILES = ("loader.yml", "sparse.yml", "indexer.yml")
 CASES = [(name, case) for name in FILES for case in loader_proof.load_cases(loader_proof.load_document(name))]
 PYTHON = os.environ.get("OCTOSERVE_CUDA_PYTHON", "")
 
@@ -38,7 +38,7 @@ def missing() -> str | None:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The models of both files."""
+    """The models of all files."""
     if (reason := missing()) is not None:
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("loader") / "models"

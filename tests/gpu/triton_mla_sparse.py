@@ -42,6 +42,8 @@ TOPK = 2048
 ROW = 576 * 2  # bytes
 #: Bytes per second of the memory, and of dense bf16 products per second: vendors' datasheets.
 CARDS = {"NVIDIA H200": (4.8e12, 989e12)}
+#: Contexts and requests of a decode step.
+DECODES = tuple(itertools.product((2048, 32768, 131072), (1, 8, 32, 128)))
 PARTS = ("numbers", "graphs", "compiled", "decode", "prefill")
 
 
@@ -259,17 +261,23 @@ def gathers(kv: torch.Tensor, indices: torch.Tensor, splits: int) -> list[Callab
     return [partial(call, layer) for layer in indices]
 
 
+def decode_batch(context: int, requests: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One token a request: the cache of all layers [rows, 576], 2048 random slots of each request's own context by
+    layer [layers, requests, 2048], and their counts [requests]. So many layers that L2 is cold for each."""
+    layers = min(128, max(2, round(300e6 / (requests * TOPK * ROW))))
+    kv = torch.empty(layers * requests * context, 576, dtype=torch.bfloat16, device="cuda").normal_()
+    starts = torch.arange(layers * requests, device="cuda", dtype=torch.int32)[:, None] * context
+    order = [torch.randperm(context, device="cuda", dtype=torch.int32)[:TOPK] for _ in range(len(starts))]
+    indices = (torch.stack(order) + starts).view(layers, requests, TOPK)
+    return kv, indices, torch.full((requests,), TOPK, dtype=torch.int32, device="cuda")
+
+
 def decode(bench: Bench) -> list[dict[str, Any]]:
-    """One token a request, each with its own context and 2048 random slots in it."""
+    """One token a request, by context and number of requests."""
     found = []
     capability, multiprocessors = bench.kernel._device_of(0)
-    for context, requests in itertools.product((2048, 32768, 131072), (1, 8, 32, 128)):
-        layers = min(128, max(2, round(300e6 / (requests * TOPK * ROW))))
-        kv = torch.empty(layers * requests * context, 576, dtype=torch.bfloat16, device="cuda").normal_()
-        starts = torch.arange(layers * requests, device="cuda", dtype=torch.int32)[:, None] * context
-        order = [torch.randperm(context, device="cuda", dtype=torch.int32)[:TOPK] for _ in range(len(starts))]
-        indices = (torch.stack(order) + starts).view(layers, requests, TOPK)
-        counts = torch.full((requests,), TOPK, dtype=torch.int32, device="cuda")
+    for context, requests in DECODES:
+        kv, indices, counts = decode_batch(context, requests)
         few = [splits for splits in (2, 4, 8, 32) if requests * splits <= 512]
         gather = min(microseconds(gathers(kv, indices, splits), replays=5) for splits in few)
         for heads in (8, 16, 64):

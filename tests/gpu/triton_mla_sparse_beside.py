@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import itertools
 import sys
 import tempfile
 from collections.abc import Callable
@@ -31,7 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/patches")]
 from sparse_kernel import LATENT, Batch
 
 from tests.gpu import triton_mla_sparse as kernels
-from tests.gpu.triton_mla_sparse import PATCHES, ROW, TOPK, Bench
+from tests.gpu.triton_mla_sparse import PATCHES, TOPK, Bench
 
 HEADS = (8, 16, 64)
 #: Heads that FlashMLA's kernel wants a multiple of.
@@ -118,15 +117,10 @@ def _drop(call: Call) -> None:
 
 
 def decode(bench: Bench) -> list[dict[str, Any]]:
-    """One token a request, each with its own context and 2048 random slots in it; layers so many that L2 is cold."""
+    """One token a request, by context, number of requests and heads."""
     found = []
-    for context, requests in itertools.product((2048, 32768, 131072), (1, 8, 32, 128)):
-        layers = min(128, max(2, round(300e6 / (requests * TOPK * ROW))))
-        kv = torch.empty(layers * requests * context, 576, dtype=torch.bfloat16, device="cuda").normal_()
-        starts = torch.arange(layers * requests, device="cuda", dtype=torch.int32)[:, None] * context
-        order = [torch.randperm(context, device="cuda", dtype=torch.int32)[:TOPK] for _ in range(len(starts))]
-        indices = (torch.stack(order) + starts).view(layers, requests, TOPK)
-        counts = torch.full((requests,), TOPK, dtype=torch.int32, device="cuda")
+    for context, requests in kernels.DECODES:
+        kv, indices, counts = kernels.decode_batch(context, requests)
         for heads in HEADS:
             q = torch.randn(requests, heads, 576, dtype=torch.bfloat16, device="cuda")
             name = f"decode of {requests} requests, {heads} heads, context {context}"
@@ -162,6 +156,7 @@ def main() -> int:
         "versions": {name: importlib.metadata.version(name) for name in ("torch", "vllm", "triton")},
         "commit": options.commit,
         "covers": [
+            "tests/gpu/triton_mla_sparse.py",
             "tests/gpu/triton_mla_sparse_beside.py",
             *sorted(path.relative_to(ROOT).as_posix() for path in PATCHES),
         ],

@@ -1,28 +1,26 @@
 """Which attention backends the patched stack offers a sparse MLA model. Runs in the stack's interpreter, no GPU.
 
 Answers ``[{"capability": [12, 0], "kv_cache_dtype": "auto"}]`` in the first argument by one line of JSON: for each
-the priorities, the backends that run, in order, why each other one does not, and what the choice ends in.
+the priorities, the backends that run, in order, why each other one does not, what the choice ends in, of ``backend``
+where one is asked for, and what the log says of it.
 """
 
-# ruff: noqa: E402
 # mypy: disable-error-code="import-not-found, misc"
 
 from __future__ import annotations
 
 import json
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-sys.modules["vllm._C_stable_libtorch"] = ModuleType("vllm._C_stable_libtorch")  # the CPU build has none
-sys.modules["vllm.v1.attention.backends.mla.cutlass_mla"] = None  # type: ignore[assignment]  # imports need a GPU
-
+import cuda_card  # before vLLM
 import torch
 from vllm import config as vllm_config
 from vllm.platforms import cuda
 from vllm.platforms.interface import DeviceCapability
-from vllm.utils import flashinfer
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
 
@@ -43,15 +41,15 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         parallel_config=SimpleNamespace(prefill_context_parallel_size=1, decode_context_parallel_size=1),
         attention_config=SimpleNamespace(hisparse_config=None),
     )
+    named = AttentionBackendEnum[question["backend"]] if "backend" in question else None
     with (
         mock.patch.object(vllm_config, "get_current_vllm_config", lambda: config),
         mock.patch.object(vllm_config, "get_current_vllm_config_or_none", lambda: config),
-        mock.patch.object(flashinfer, "has_flashinfer_sparse_mla_sm120", lambda: question.get("flashinfer", False)),
-        mock.patch.object(cuda.CudaPlatform, "get_device_capability", lambda: capability),
+        cuda_card.present(question["capability"], flashinfer=question.get("flashinfer", False)) as log,
     ):
         valid, reasons = cuda.CudaPlatform.get_valid_backends(capability, selector, num_heads=8)
         try:
-            chosen = cuda.CudaPlatform.get_attn_backend_cls(None, selector, num_heads=8)
+            chosen = cuda.CudaPlatform.get_attn_backend_cls(named, selector, num_heads=8)
         except ValueError as error:
             chosen = str(error)
     priorities = cuda._get_backend_priorities(True, capability, 8, question["kv_cache_dtype"])
@@ -60,6 +58,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         "valid": [candidate.backend.name for candidate in valid],
         "reasons": {backend.name: whys for backend, (_, whys) in reasons.items()},
         "chosen": chosen,
+        "log": log,
     }
 
 

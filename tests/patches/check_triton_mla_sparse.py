@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,12 +19,11 @@ from typing import Any
 import numpy as np
 import sparse_kernel
 import torch
-import triton
 import triton.language as tl
+from compile_ahead import compile_one
 from triton.runtime import interpreter
 
 COMPILES = "--compile" in sys.argv  # otherwise TRITON_INTERPRET=1 has to be set
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
 def mend_interpreter() -> None:
@@ -100,7 +96,11 @@ def compile_all(kernel: ModuleType, capability: int) -> list[dict[str, Any]]:
             made = compile_one(
                 kernel._sparse_mla_kernel,
                 capability,
-                {"out_ptr": f"*{dtype}", "lse_ptr": "*fp32", "indices_ptr": "*i32", "counts_ptr": "*i32"},
+                {
+                    **dict.fromkeys(("q_latent_ptr", "q_rope_ptr", "kv_ptr"), "*bf16"),
+                    "out_ptr": f"*{dtype}", "lse_ptr": "*fp32", "indices_ptr": "*i32", "counts_ptr": "*i32",
+                    "scale_log2e": "fp32",
+                },
                 {
                     "NUM_HEADS": heads, "TOPK": 2048, "TOPK_PADDED": 2048, "PAGE_SIZE": 0, "LATENT": 512, "ROPE": 64,
                     "HAS_COUNTS": True, "HAS_LSE": split, "IS_SPLIT": split,
@@ -114,40 +114,12 @@ def compile_all(kernel: ModuleType, capability: int) -> list[dict[str, Any]]:
         made = compile_one(
             kernel._merge_kernel,
             capability,
-            {"partial_ptr": "*fp32", "partial_lse_ptr": "*fp32", "lse_ptr": "*fp32"},
+            {"partial_ptr": "*fp32", "partial_lse_ptr": "*fp32", "out_ptr": "*bf16", "lse_ptr": "*fp32"},
             {"NUM_HEADS": 8, "LATENT": 512, "HAS_LSE": True, "BLOCK_S": splits, "BLOCK_D": 128},
             num_warps=warps,
         )
         found.append({"config": ["merge", splits], "split": True, **made})
     return found
-
-
-def compile_one(
-    function: Any, capability: int, pointers: dict[str, str], constants: dict[str, Any], **options: int
-) -> dict[str, Any]:
-    """Shared memory in bytes, registers of a thread and bytes of them that do not fit."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    signature, attributes = {}, {}
-    for place, name in enumerate(function.arg_names):
-        if name in constants:
-            signature[name] = "constexpr"
-            continue
-        signature[name] = pointers.get(name, "*bf16" if name.endswith("_ptr") else "i32")
-        if name == "scale_log2e":
-            signature[name] = "fp32"
-        elif name != "num_splits":
-            attributes[(place,)] = [["tt.divisibility", 16]]
-    source = ASTSource(function, signature, constants, attributes)
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(made.asm["cubin"])
-        usage = subprocess.run(
-            [CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
-    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
-    return {"shared": made.metadata.shared, "registers": int(registers), "stack": int(stack)}
 
 
 def main() -> None:

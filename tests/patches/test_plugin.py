@@ -160,18 +160,20 @@ def test_without_their_patches_the_parts_fail(python: str, series: patches.Serie
 
 
 @pytest.mark.parametrize(
-    ("ranks", "code", "wanted"),
+    ("ranks", "index_topk", "code", "wanted"),
     [
-        (2, 0, "DeepseekV3ForCausalLM at tensor-parallel size 2: 52 tensors of 4 files"),
-        (4, 1, "size 4: blk.1.ffn_down_exps.weight (Q6_K): a rank's 512/4 columns end within a block; blk.2.ffn_down"),
+        (2, 0, 0, "DeepseekV3ForCausalLM at tensor-parallel size 2: 52 tensors of 4 files"),
+        (4, 0, 1, "size 4: blk.1.ffn_down_exps.weight (Q6_K): a rank's 512/4 columns end within a block; blk.2."),
+        (2, 2048, 1, "Sparse Attention is not supported on CPU"),
     ],
-    ids=["fits", "does_not_fit"],
+    ids=["fits", "does_not_fit", "no_backend"],
 )
 def test_a_file_is_checked_without_loading_it(
-    patched: Stack, models: dict[str, Path], ranks: int, code: int, wanted: str
+    patched: Stack, models: dict[str, Path], *, ranks: int, index_topk: int, code: int, wanted: str
 ) -> None:
     folder = models["glm5_unsloth_types_in_splits"]
-    options = ["--hf-config-path", str(folder), "--tokenizer", str(folder), "--hf-overrides", '{"index_topk": 0}']
-    options += ["--quantization", "gguf", "--tensor-parallel-size", str(ranks)]
+    options = ["--hf-config-path", str(folder), "--tokenizer", str(folder), "--quantization", "gguf"]
+    options += [f'--hf-overrides={{"index_topk": {index_topk}}}', "--tensor-parallel-size", str(ranks)]
     done = patched.execute("-m", "vllm_gguf_plugin.check", str(sorted(folder.glob("*.gguf"))[0]), *options)
     assert (done.returncode, wanted in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr
+    assert ("MLA with KV cache auto\n" in done.stdout) == (code == 0)

@@ -6,23 +6,17 @@ shows (tensor cores, CUDA graphs, speed) is in tests/gpu/triton_mla_sparse.py.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import CACHE, ENVIRONMENT, HERE, Stack
+from conftest import Stack
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from workers import SHARED_MEMORY, Ask, Case, Worker
 
 KERNEL = "vllm/v1/attention/ops/triton_mla_sparse.py"
-#: Largest shared memory of a block in bytes: CUDA programming guide, technical specifications per compute capability.
-SHARED_MEMORY = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
-Case = dict[str, Any]
-Ask = Callable[..., dict[str, Any]]
+CHECK = "check_triton_mla_sparse.py"
 
 
 def case_of(*batches: Case, config: list[int] | None = None, num_splits: int | None = 3, lse: bool = True) -> Case:
@@ -32,17 +26,11 @@ def case_of(*batches: Case, config: list[int] | None = None, num_splits: int | N
     return {"batches": [{**shape, **batch} for batch in batches or ({},)], "run": run}
 
 
-def is_right(answer: dict[str, Any]) -> bool:
+def is_right(answer: Case) -> bool:
     if "error" in answer:
         return False
     near = all(error <= answer["bound"] for error in answer["errors"])
     return near and not any(answer["lse_errors"]) and bool(answer["beside_untouched"])
-
-
-def start(patched: Stack, *options: str, **variables: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, **ENVIRONMENT, "TRITON_CACHE_DIR": str(CACHE / "cache/triton"), **variables}
-    arguments = [patched.python, str(HERE / "check_triton_mla_sparse.py"), *options]
-    return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 @pytest.fixture(scope="module")
@@ -54,26 +42,15 @@ def kernel(patched: Stack) -> Path:
 @pytest.fixture(scope="module")
 def interpreted(patched: Stack, kernel: Path) -> Iterator[Ask]:
     """Asks a kernel, that of the series if no other is named, in one process for all tests."""
-    with start(patched, TRITON_INTERPRET="1") as process:
-        yield lambda case, path=kernel: ask(process, {"kernel": str(path), **case})
-        assert process.stdin is not None
-        process.stdin.close()
+    with Worker(patched, CHECK, TRITON_INTERPRET="1") as worker:
+        yield lambda case, path=kernel: worker.ask({"kernel": str(path), **case})
 
 
 @pytest.fixture(scope="module")
 def compiled(patched: Stack, kernel: Path) -> Iterator[Callable[[int], list[Case]]]:
     """Compiles what can be selected for a compute capability."""
-    with start(patched, "--compile") as process:
-        yield lambda capability: ask(process, {"kernel": str(kernel), "compile": capability})
-        assert process.stdin is not None
-        process.stdin.close()
-
-
-def ask(process: subprocess.Popen[str], question: Case) -> Any:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    print(json.dumps(question), file=process.stdin, flush=True)
-    return json.loads(process.stdout.readline())
+    with Worker(patched, CHECK, "--compile") as worker:
+        yield lambda capability: worker.ask({"kernel": str(kernel), "compile": capability})
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""The sparse MLA kernel on a card: its answers, CUDA graphs and torch.compile. Speed is measured by hand.
+"""The Triton kernels of the series on a card: answers, CUDA graphs and torch.compile. `make bench-gpu` measures speed.
 
 Needs a card and OCTOSERVE_CUDA_PYTHON, an interpreter with torch for CUDA and Triton; a skip says which is missing.
 """
@@ -15,8 +15,17 @@ import pytest
 PYTHON = os.environ.get("OCTOSERVE_CUDA_PYTHON", "")
 
 
-@pytest.mark.parametrize("part", ["numbers", "graphs", "compiled"])
-def test_the_sparse_kernel_on_a_card(part: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("triton_mla_sparse", "numbers"),
+        ("triton_mla_sparse", "graphs"),
+        ("triton_mla_sparse", "compiled"),
+        ("triton_indexer", "numbers"),
+        ("triton_indexer", "graphs"),
+    ],
+)
+def test_a_kernel_on_a_card(name: str, part: str, tmp_path: Path) -> None:
     if not PYTHON:
         pytest.skip("OCTOSERVE_CUDA_PYTHON is not set, wanted an interpreter with torch for CUDA and Triton")
     code = "import torch, triton; assert torch.cuda.is_available(), 'found no card'"
@@ -24,7 +33,7 @@ def test_the_sparse_kernel_on_a_card(part: str, tmp_path: Path) -> None:
     if ready.returncode:
         pytest.skip(f"{PYTHON}: {ready.stderr.strip().splitlines()[-1:]}")
     record = tmp_path / "record.json"
-    script = Path(__file__).with_name("triton_mla_sparse.py")
+    script = Path(__file__).with_name(f"{name}.py")
     done = subprocess.run(
         [PYTHON, str(script), str(record), "--part", part], capture_output=True, text=True, check=False
     )
