@@ -388,8 +388,8 @@ class Gate:
             return Held(source)
         if recorded:
             return Held(source, missing=f"this host's record {changed}: {anew}")
-        limit = f"put it into the profile (gates.perplexity.{case.name})"
-        return Held(source, missing=f"there is no limit for it yet: {limit}, or {anew}")
+        limit = f"put one above it into the profile (gates.perplexity.{case.name}), which sees less"
+        return Held(source, missing=f"there is no limit for it yet: {anew}, or {limit}")
 
     def _limits(self, case: Score, held: Held) -> tuple[float | None, float]:
         """The lowest perplexity that a text may have, where there is one, and the highest."""

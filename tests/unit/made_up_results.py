@@ -260,6 +260,15 @@ def runs() -> dict[str, Run]:
             for name in ("capital-of-france", "count-to-50", "essay")
         )
     )
+    locked_out = coherence(
+        case(
+            "essay",
+            "could-not-run",
+            answer="",
+            usage=None,
+            reason="http://127.0.0.1:8000/v1: HTTP 401 Unauthorized",
+        )
+    )
     unlimited = {
         **score("prose", 6.31, None),
         "verdict": "could-not-run",
@@ -284,6 +293,7 @@ def runs() -> dict[str, Run]:
         ),
         "wrong": run(*deployed(), (task("gates", "coherence_gate", seconds=12.0), wrong), broke, failed=True),
         "silent": run(*deployed(), (task("gates", "coherence_gate", seconds=2.0), silent), broke, failed=True),
+        "locked out": run(*deployed(), (task("gates", "coherence_gate"), locked_out), broke, failed=True),
         "unlimited": run(
             *deployed(), (task("gates", "coherence_gate"), coherence(case("sum"), unlimited)), broke, failed=True
         ),

@@ -77,6 +77,7 @@ def test_the_page_stands_alone(name: str) -> None:
         ("first", "Right answers, fast enough", "The one case passed", "Take gates_bootstrap out"),
         ("wrong", "The model answers wrong", '"Paris" is not said', "playbooks/gates.yml -i inventory/mine"),
         ("silent", "The model could not be asked", "connection refused", "journalctl --unit=octoserve-main"),
+        ("locked out", "The server does not take the API key", "HTTP 401", "octoserve_api_key"),
         (
             "unlimited",
             "Nothing to hold its texts to yet",

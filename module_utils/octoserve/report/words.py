@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -302,6 +303,14 @@ def _coherence(summary: Mapping[str, Any], cause: Mapping[str, Any]) -> Verdict:
                 step = "Where this is the first deploy of the profile or of its texts, record what it measures, once:"
             command = f"ansible-playbook site.yml -i {summary['inventory'] or '…'} -e gates_bootstrap=true"
             return Verdict(UNKNOWN, "Nothing to hold its texts to yet", sentence, step, command)
+        if all(re.search(r": HTTP 40[13] ", str(case["reason"])) for case in silent):
+            return Verdict(
+                UNKNOWN,
+                "The server does not take the API key",
+                sentence,
+                "Give the gates the service's key (octoserve_api_key: the vault of the deploy), then ask again:",
+                ask_again(summary),
+            )
         everything = len(silent) == len(coherence["cases"])
         return Verdict(
             UNKNOWN,
