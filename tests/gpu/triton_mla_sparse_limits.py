@@ -139,9 +139,9 @@ def main() -> int:
         measure(options.case)
         return 0
     command = [sys.executable, __file__, str(options.output), "--case"]
-    for process in [subprocess.Popen([*command, name]) for name in CASES]:
-        if process.wait():
-            raise RuntimeError(f"{process.args} ended with {process.returncode}")
+    compiling = {name: subprocess.Popen([*command, name]) for name in CASES}
+    if failed := [name for name, process in compiling.items() if process.wait()]:
+        raise RuntimeError(f"these do not compile or run: {', '.join(failed)}")
     rows: list[dict[str, Any]] = []
     for name in CASES:
         rows.append(measure(name))
