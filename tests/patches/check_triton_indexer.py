@@ -9,18 +9,14 @@ compute capability by what every configuration that can be selected for it needs
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import indexer_kernel
-import numpy as np
 import torch
 from compile_ahead import compile_one
+from kernel_lines import answer_all
 
-COMPILES = "--compile" in sys.argv  # otherwise TRITON_INTERPRET=1 has to be set
 TOPK = 16
 POINTERS = {
     **dict.fromkeys(("q_ptr", "k_ptr"), "*u8"),
@@ -76,21 +72,5 @@ def compile_all(kernel: ModuleType, capability: int) -> list[dict[str, Any]]:
     return found
 
 
-def main() -> None:
-    """Answer line by line."""
-    torch.set_num_threads(1)
-    np.seterr(all="ignore")
-    kernels: dict[str, ModuleType] = {}
-    for line in sys.stdin:
-        question = json.loads(line)
-        path = question["kernel"]
-        try:
-            kernels[path] = kernels.get(path) or indexer_kernel.load(Path(path))
-            answer: Any = compile_all(kernels[path], question["compile"]) if COMPILES else run(kernels[path], question)
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    answer_all(indexer_kernel.load, run, compile_all)

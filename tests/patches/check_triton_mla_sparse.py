@@ -10,9 +10,6 @@ shared memory and the registers of every configuration that can be selected for 
 from __future__ import annotations
 
 import itertools
-import json
-import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,9 +18,8 @@ import sparse_kernel
 import torch
 import triton.language as tl
 from compile_ahead import compile_one
+from kernel_lines import COMPILES, answer_all
 from triton.runtime import interpreter
-
-COMPILES = "--compile" in sys.argv  # otherwise TRITON_INTERPRET=1 has to be set
 
 
 def mend_interpreter() -> None:
@@ -124,22 +120,11 @@ def compile_all(kernel: ModuleType, capability: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Answer line by line."""
-    torch.set_num_threads(1)
-    np.seterr(all="ignore")
     if not COMPILES:
         mend_interpreter()
         # What torch.empty gives holds NaN: a partial result that is read before it is written shows.
         torch.use_deterministic_algorithms(True)
-    kernels: dict[str, ModuleType] = {}
-    for line in sys.stdin:
-        question = json.loads(line)
-        path = question["kernel"]
-        try:
-            kernels[path] = kernels.get(path) or sparse_kernel.load(Path(path))
-            answer: Any = compile_all(kernels[path], question["compile"]) if COMPILES else run(kernels[path], question)
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
+    answer_all(sparse_kernel.load, run, compile_all)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,36 @@ def models(python: str, llama_cpp: Stack, tmp_path_factory: pytest.TempPathFacto
     asked = llama_cpp.run("llama_cpp.py", *map(str, folders.values()))
     assert asked.returncode == 0, asked.stderr[-2000:]
     return folders
+
+
+@pytest.fixture(scope="module")
+def kernel(request: pytest.FixtureRequest, patched: Stack) -> Path:
+    """The file that the test module names KERNEL, as the series leaves it."""
+    assert patched.site is not None
+    path: Path = patched.site / request.module.KERNEL
+    return path
+
+
+@pytest.fixture(scope="module")
+def interpreted(
+    request: pytest.FixtureRequest, patched: Stack, kernel: Path
+) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Asks a kernel, that of the series if no other is named, by the module's script CHECK in one process."""
+    from workers import Worker  # which builds on this file
+
+    with Worker(patched, request.module.CHECK, TRITON_INTERPRET="1") as worker:
+        yield lambda case, path=kernel: worker.ask({"kernel": str(path), **case})
+
+
+@pytest.fixture(scope="module")
+def compiled(
+    request: pytest.FixtureRequest, patched: Stack, kernel: Path
+) -> Iterator[Callable[[int], list[dict[str, Any]]]]:
+    """Compiles what can be selected for a compute capability."""
+    from workers import Worker
+
+    with Worker(patched, request.module.CHECK, "--compile") as worker:
+        yield lambda capability: worker.ask({"kernel": str(kernel), "compile": capability})
 
 
 @contextlib.contextmanager

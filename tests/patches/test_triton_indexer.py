@@ -7,14 +7,14 @@ CUDA graphs, speed) is in tests/gpu/triton_indexer.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, Stack
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from workers import SHARED_MEMORY, Ask, Case, Worker
+from workers import SHARED_MEMORY, Ask, Case
 
 KERNEL = "vllm/v1/attention/ops/triton_indexer_logits.py"
 CHECK = "check_triton_indexer.py"
@@ -31,26 +31,6 @@ def is_right(answer: Case) -> bool:
     if "error" in answer:
         return False
     return max(answer["errors"]) <= BOUND and answer["beside_untouched"] and not answer["wrong_choices"]
-
-
-@pytest.fixture(scope="module")
-def kernel(patched: Stack) -> Path:
-    assert patched.site is not None
-    return patched.site / KERNEL
-
-
-@pytest.fixture(scope="module")
-def interpreted(patched: Stack, kernel: Path) -> Iterator[Ask]:
-    """Asks a kernel, that of the series if no other is named, in one process for all tests."""
-    with Worker(patched, CHECK, TRITON_INTERPRET="1") as worker:
-        yield lambda case, path=kernel: worker.ask({"kernel": str(path), **case})
-
-
-@pytest.fixture(scope="module")
-def compiled(patched: Stack, kernel: Path) -> Iterator[Callable[[int], list[Case]]]:
-    """Compiles what can be selected for a compute capability."""
-    with Worker(patched, CHECK, "--compile") as worker:
-        yield lambda capability: worker.ask({"kernel": str(kernel), "compile": capability})
 
 
 @st.composite

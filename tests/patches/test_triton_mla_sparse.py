@@ -6,14 +6,13 @@ shows (tensor cores, CUDA graphs, speed) is in tests/gpu/triton_mla_sparse.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Stack
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from workers import SHARED_MEMORY, Ask, Case, Worker
+from workers import SHARED_MEMORY, Ask, Case
 
 KERNEL = "vllm/v1/attention/ops/triton_mla_sparse.py"
 CHECK = "check_triton_mla_sparse.py"
@@ -31,26 +30,6 @@ def is_right(answer: Case) -> bool:
         return False
     near = all(error <= answer["bound"] for error in answer["errors"])
     return near and not any(answer["lse_errors"]) and bool(answer["beside_untouched"])
-
-
-@pytest.fixture(scope="module")
-def kernel(patched: Stack) -> Path:
-    assert patched.site is not None
-    return patched.site / KERNEL
-
-
-@pytest.fixture(scope="module")
-def interpreted(patched: Stack, kernel: Path) -> Iterator[Ask]:
-    """Asks a kernel, that of the series if no other is named, in one process for all tests."""
-    with Worker(patched, CHECK, TRITON_INTERPRET="1") as worker:
-        yield lambda case, path=kernel: worker.ask({"kernel": str(path), **case})
-
-
-@pytest.fixture(scope="module")
-def compiled(patched: Stack, kernel: Path) -> Iterator[Callable[[int], list[Case]]]:
-    """Compiles what can be selected for a compute capability."""
-    with Worker(patched, CHECK, "--compile") as worker:
-        yield lambda capability: worker.ask({"kernel": str(kernel), "compile": capability})
 
 
 @st.composite
