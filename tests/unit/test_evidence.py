@@ -270,7 +270,12 @@ PLAYBOOK = """
   vars: {octoserve_phase: gates}
   environment: {PATH: "{{ stubs }}:/usr/bin:/bin"}
   roles: [gates]
+  post_tasks:
+    - name: A later task quotes what a private case asked
+      ansible.builtin.fail: {msg: "{{ quoted }}"}
+      ignore_errors: true
 """
+QUOTED = "the engine was asked: What is Halcyon-7, in a word?"
 
 
 def play(folder: Path, urls: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -298,6 +303,7 @@ def play(folder: Path, urls: dict[str, str], *arguments: str) -> subprocess.Comp
     variables = {
         "octoserve_profile": "tiny_glm",
         "some_api_key": "sesame-open-123",
+        "quoted": QUOTED,
         "stubs": str(stubs),
         "ansible_python_interpreter": sys.executable,
         "gates_python": sys.executable,
@@ -344,7 +350,8 @@ def test_a_real_run_writes_a_report_for_every_host(tmp_path: Path) -> None:
         assert not (tmp_path / "reports").exists()
         assert not (tmp_path / "textfile").exists()
         assert good.requests == []
-        done = play(tmp_path, urls)
+        # As loud as somebody who looks for a fault may ask Ansible to be.
+        done = play(tmp_path, urls, "-vvv")
     reports = tmp_path / "reports"
     found = {
         host: json.loads((reports / host / "latest/summary.json").read_text())
@@ -393,7 +400,8 @@ def test_a_real_run_writes_a_report_for_every_host(tmp_path: Path) -> None:
     # Nothing of the private case but its name, neither in the reports nor on the host nor on the terminal.
     for text in ("Halcyon", "Oslo"):
         assert files_with(text, reports, tmp_path / "jobs", tmp_path / "textfile") == []
-        assert text not in done.stdout
+        assert text not in done.stdout.replace(QUOTED, "")
+    assert "the engine was asked: ***" in (reports / "good/latest/raw/tasks.jsonl").read_text()
     hidden = [case for case in found["wrong"]["coherence"]["cases"] if case["private"]]
     assert [(case["name"], case["verdict"], case["prompt"]) for case in hidden] == [
         ("of-the-house", "fail", "(private)")
