@@ -101,7 +101,8 @@ def case(**data: Any) -> dict[str, Any]:
         (suite(expect={"lines": {"number": 2, "each": "("}}), "no regular expression"),
         (suite(expect={"json": {"a": 1}}), "a list of accepted values"),
         ({**suite(), "concurrency": 4}, "unknown: concurrency"),
-        ([1], "found [1]"),
+        ([1], "found a list, wanted a mapping with name"),
+        ({"name": "mine", "cases": {"name": "x"}}, "cases: found a dict, wanted a list"),
     ],
 )
 def test_a_wrong_case_says_what_is_wrong(data: Any, reason: str) -> None:
