@@ -205,6 +205,7 @@ filter_plugins = {root}/filter_plugins
 callback_plugins = {root}/callback_plugins
 callbacks_enabled = evidence
 nocolor = true
+display_skipped_hosts = false
 [evidence]
 reports = {folder}/reports
 """
@@ -347,6 +348,8 @@ def test_a_real_run_writes_a_report_for_every_host(tmp_path: Path) -> None:
         urls = {"good": good.url, "wrong": wrong.url, "broken": good.url, "mute": good.url}
         checked = play(tmp_path, urls, "--check", "--limit", "good")
         assert checked.returncode == 0, checked.stdout
+        assert "would ask 3 cases: capital-of-france, count, of-the-house" in checked.stdout
+        assert "1 + 2 times, then measure 4 points: " in checked.stdout
         assert not (tmp_path / "reports").exists()
         assert not (tmp_path / "textfile").exists()
         assert good.requests == []
