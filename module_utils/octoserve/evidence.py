@@ -90,7 +90,9 @@ class Run:
         self.tasks.append(task)
         self.seconds.setdefault(task.phase, 0.0)
         told = (result.get("ansible_facts") or {}).get("octoserve_evidence") or {}
-        self.context.update({key: told[key] for key in CONTEXT_KEYS if key in told})
+        # What fails after it speaks of the deployment that was to come back, not of what made this run fail.
+        kept = [key for key in CONTEXT_KEYS if key != "failed_phase" or not self.context.get("restored")]
+        self.context.update({key: told[key] for key in kept if key in told})
         # A module that broke, or a long job that was lost, gave no verdict.
         if "ok" not in result or result.get("skipped"):
             return

@@ -129,6 +129,11 @@ def test_a_rollback_is_no_pass_and_a_gate_stays_failed() -> None:
     assert found["coherence"]["passed"] == 0
     assert found["restored"] == {"deployment": 3, "coherence": True, "throughput": True}
     assert evidence.summarize(a_run(COHERENT, FAST, back))["ok"] is False
+    # What is told of a phase afterwards speaks of the deployment that was to come back.
+    late = (task("gates", "set_fact"), {"ansible_facts": {"octoserve_evidence": {"failed_phase": "coherence"}}})
+    slow = (task("gates", "throughput_gate"), throughput("fail"))
+    assert evidence.summarize(a_run(COHERENT, slow, broke, begun, late, back))["failed_phase"] == "throughput"
+    assert evidence.summarize(a_run(COHERENT, FAST, late, broke, failed=True))["failed_phase"] == "coherence"
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from made_up_results import case, coherence, throughput
 
 ROOT = Path(__file__).parents[2]
 # Answers as the module of this name would, where all is well.
 GATE = """#!/usr/bin/python
 # WANT_JSON
-import json
-print(json.dumps({"changed": False, "ok": True, "msg": "MODULE: holds", "cases": [], "passed": 1, "total": 1}))
+print({answer!r})
 """
+ANSWERS = {"coherence_gate": coherence(case("capital-of-france")), "throughput_gate": throughput()}
 # The service's invocation is another one from the given look on.
 SYSTEMCTL = """#!/bin/sh
 echo >> {count}
@@ -35,6 +36,7 @@ PLAYBOOK = """
 - name: Gates
   hosts: all
   gather_facts: false
+  vars: {octoserve_phase: gates}
   environment: {PATH: "{{ stubs }}:/usr/bin:/bin"}
   roles: [gates]
 """
@@ -46,8 +48,9 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
     folder = tmp_path_factory.mktemp("gates")
     hosts = {}
     (folder / "library").mkdir()
-    for module in ("coherence_gate", "throughput_gate"):
-        (folder / f"library/{module}.py").write_text(GATE.replace("MODULE", module))
+    for module, answer in ANSWERS.items():
+        text = json.dumps({**answer, "changed": False, "msg": f"{module}: holds"})
+        (folder / f"library/{module}.py").write_text(GATE.format(answer=text))
     for host, (restart, suite) in HOSTS.items():
         stubs = folder / host
         stubs.mkdir()
@@ -71,6 +74,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
         f"[defaults]\nroles_path = {ROOT}/roles\nlibrary = {folder}/library:{ROOT}/library\n"
         f"module_utils = {ROOT}/module_utils\naction_plugins = {ROOT}/action_plugins\n"
         f"filter_plugins = {ROOT}/filter_plugins\nnocolor = true\nstdout_callback = oneline\n"
+        f"callback_plugins = {ROOT}/callback_plugins\ncallbacks_enabled = evidence\n"
+        f"[evidence]\nreports = {folder}/reports\n"
     )
     environment = {**os.environ, "ANSIBLE_CONFIG": "ansible.cfg", "ANSIBLE_HOME": str(folder / "ansible")}
     command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "hosts.yml", "play.yml"]
@@ -103,6 +108,11 @@ def test_a_service_that_was_started_again_is_another_one(
     assert f"could not run: octoserve-main.service was started again while it was {host}: found" in output[host]
     assert "found invocation second, wanted first" in output[host]
     assert gates_ok(folder, host) == "0.0"
+    summary = json.loads((folder / f"reports/{host}/latest/summary.json").read_text())
+    assert (summary["ok"], summary["failed_phase"]) == (False, "coherence")
+    report = (folder / f"reports/{host}/latest/summary.md").read_text()
+    assert "The gates could not run" in report
+    assert "was started again" in report
 
 
 @pytest.mark.parametrize(
