@@ -51,6 +51,7 @@ test-gates: test-gates-short  ## every mutant, fifty healthy runs of two models,
 	$(GATES) tests.gates.table
 	$(GATES) tests.gates.throughput_power
 	$(GATES) tests.gates.throughput_beside_vllm
+	$(GATES) tests.gates.throughput_table
 
 test-stacks: tools  ## the proofs on the other stacks (long; leaves results to commit)
 	PYTHONPATH=module_utils:scripts python tests/stacks/proofs.py $(filter-out $(STACK),$(notdir $(wildcard files/patches/*)))

@@ -6,9 +6,12 @@ meanwhile is `octoserve.job.Outcome.reply()`; see module_utils/octoserve/job.py.
 
 from __future__ import annotations
 
+import json
+import tempfile
 import time
 from typing import Any
 
+from ansible import constants
 from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 
@@ -20,6 +23,11 @@ DEFAULT_TIMEOUT = 86400
 SHORT_WAIT, LONG_WAIT, PATIENCE = 5.0, 20.0, 60.0
 # Time for the module's own work (receipts, start of the unit) beyond the job's limit.
 GRACE = 300
+# Arguments that may hold what private cases ask, or what it can be guessed from.
+PRIVATE = ("suites", "references")
+NOT_TOLD = "not told: private cases may be among them"
+# Name of a file of Ansible's own temporary folder, which ends with the run; callback_plugins/evidence.py reads it.
+ASKED_PREFIX = "octoserve-asked-"
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no type information
@@ -35,7 +43,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         started = time.monotonic()
         timeout = float(arguments.get("timeout") or DEFAULT_TIMEOUT) + GRACE
         host = str((task_vars or {}).get("inventory_hostname", ""))
-        lost, shown = 0, ""
+        lost, shown, kept = 0, "", False
         diff = None
         while True:
             elapsed = time.monotonic() - started
@@ -57,6 +65,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
                 time.sleep(RECONNECT_SECONDS)
                 continue
             lost = 0
+            kept = self._hide(answer, kept)
             # Only the first call sees how things were before.
             diff = diff or answer.get("diff")
             if answer.get("failed") or answer.get("skipped") or answer.get("finished", True):
@@ -67,6 +76,21 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             if text != shown:
                 self._show(host, text)
                 shown = text
+
+    def _hide(self, answer: dict[str, Any], kept: bool) -> bool:
+        """Take the private arguments out of what `-vvv` prints and `register` keeps; once, keep them for the report.
+
+        The callback has to know the texts, or a message of a later task could bring one into the report.
+        """
+        told = (answer.get("invocation") or {}).get("module_args") or {}
+        hidden = {name: told[name] for name in PRIVATE if told.get(name)}
+        told.update(dict.fromkeys(hidden, NOT_TOLD))
+        if hidden and not kept:
+            with tempfile.NamedTemporaryFile(
+                "w", dir=constants.DEFAULT_LOCAL_TMP, prefix=ASKED_PREFIX, delete=False
+            ) as file:
+                json.dump(hidden, file)
+        return kept or bool(hidden)
 
     def _show(self, host: str, text: str) -> None:
         self._display.display(f"    {host} {self._task.action}: {text}")

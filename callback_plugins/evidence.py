@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -11,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ansible import context
+from ansible import constants, context
 from ansible.plugins.callback import CallbackBase
 from ansible.template import Templar
 
@@ -46,6 +47,8 @@ options:
 """
 
 MESSAGE_CHARS = 20000
+# action_plugins/long_job.py leaves there what the gates were asked.
+ASKED_FILES = "octoserve-asked-*"
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core ships no types
@@ -95,11 +98,14 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core ships 
         if context.CLIARGS.get("check"):
             return
         reports = Path(self.get_option("reports") or ROOT / "reports")
+        # A message of any task may quote what a private case asks.
+        private = private_texts(Path(constants.DEFAULT_LOCAL_TMP))
         for host, run in self._runs.items():
             counts = stats.summarize(host)
             run.failed = bool(counts["failures"] or counts["unreachable"])
             try:
-                folder = evidence.write(run, reports, ROOT / "templates/report.html.j2", self._secrets.get(host, ()))
+                secret = self._secrets.get(host, set()) | private
+                folder = evidence.write(run, reports, ROOT / "templates/report.html.j2", secret)
             except Exception as error:  # a fault in one report must not cost the others
                 self._display.error(f"no report of {host}: {error!r}; wanted to write it below {reports}")
                 continue
@@ -119,9 +125,6 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core ships 
             seconds=round(now - began, 3),
             message=message(result.result) if status in ("failed", "unreachable", "ignored") else "",
         )
-        # A message of this task or of a later one may quote what a private case asks.
-        asked = (result.result.get("invocation") or {}).get("module_args")
-        self._secrets[host] |= redaction.private_texts(asked)
         run.record(task, result.result)
         run.seconds[self._phase] = self._earlier.get((host, self._phase), 0.0) + now - self._play_began
 
@@ -137,6 +140,12 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core ships 
         self._secrets[host.get_name()] = secrets(manager, variables)
         self._runs[host.get_name()] = run
         return run
+
+
+def private_texts(folder: Path) -> set[str]:
+    """What the private cases of this run asked."""
+    files = folder.glob(ASKED_FILES)
+    return {text for file in files for text in redaction.private_texts(json.loads(file.read_text(encoding="utf-8")))}
 
 
 def verdict(run: evidence.Run) -> str:

@@ -41,7 +41,7 @@ def gates_cases(
 
     Raises ValueError that names the file.
     """
-    read = [_of_file(path, yaml.safe_load, coherence_suite.parse_suite) for path in suites]
+    read = [_of_file(path, _yaml, coherence_suite.parse_suite) for path in suites]
     references = _of_file(reference_file, json.loads, reference.check) if reference_file else {}
     coherence_suite.check_held(read, perplexity, references)
     cases = [case for suite in read for case in suite.cases]
@@ -61,11 +61,38 @@ def gates_cases(
     return [case.name for case in cases]
 
 
+def gates_suite(read: tuple[str, str]) -> Any:
+    """The document of a suite, of the path and the text of its file, after it was checked.
+
+    Raises ValueError that names the file.
+    """
+    path, text = read
+    document = _named(path, lambda: _yaml(text))
+    _named(path, lambda: coherence_suite.parse_suite(document))
+    return document
+
+
 def _of_file(path: str, parse: Callable[[str], Any], check: Callable[[Any], Any]) -> Any:
+    return _named(path, lambda: check(parse(Path(path).read_text(encoding="utf-8"))))
+
+
+def _named(path: str, read: Callable[[], Any]) -> Any:
     try:
-        return check(parse(Path(path).read_text(encoding="utf-8")))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        return read()
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _yaml(text: str) -> Any:
+    """The document. Raises ValueError, which quotes nothing of the text: it may be private."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ValueError(f"no YAML: {where}{error.problem}") from None
+    except yaml.YAMLError:
+        raise ValueError("no YAML: it holds a character that YAML does not allow") from None
 
 
 class FilterModule:
@@ -78,6 +105,7 @@ class FilterModule:
             "service_unit": hand_made.with_suffix,
             "octoserve_profile": _reported(profile.check),
             "gates_cases": _reported(gates_cases),
+            "gates_suite": _reported(gates_suite),
             "vllm_arguments": unit_file.arguments,
             "systemd_quote": unit_file.quote,
             "systemd_environment": _reported(unit_file.environment),

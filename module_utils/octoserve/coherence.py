@@ -8,6 +8,7 @@ texts are scored once more under load.
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ LEAST_NEEDLE = 256  # a shorter text is no haystack
 PROMPT_TOKENS = 512  # room for the prompt of a question
 # A model that thinks before it answers needs so many more.
 THINKING_TOKENS = 4096
+THINKS = re.compile(r"</?think(?:ing)?>")
 PROBE_TIMEOUT_S = 60.0
 LOAD_START_S = 120.0  # until every stream of the load has its first token
 LOAD_PROMPT = "Write a long story about a lighthouse keeper, her dog and a storm. Story number {number}."
@@ -283,6 +285,7 @@ class Gate:
         else:
             answer = self._client.chat(case.messages, max_tokens, **options)
         fault, reason = judge(case, answer)
+        reason = self._with_advice(reason, answer)
         return Result(case, FAILED if reason else PASSED, reason, fault, answer)
 
     def _agreement(self, case: Agreement) -> Result:
@@ -316,8 +319,18 @@ class Gate:
         if not reason and not LEAST_OF_NEEDLE * tokens <= asked <= tokens:
             reason = f"the server counts {asked} prompt tokens, wanted {tokens}"
         shown = prompt if len(prompt) < 1200 else f"{prompt[:300]} […] {prompt[-120:]}"
+        reason = self._with_advice(reason, answer)
         measured = {"prompt_tokens": asked, "depth": case.depth}
         return Result(case, FAILED if reason else PASSED, reason, "needle", answer, shown, measured=measured)
+
+    def _with_advice(self, reason: str, answer: Completion) -> str:
+        """A reason to fail, and what to do where a model thinks aloud because nothing takes its reasoning apart."""
+        if not reason or self._settings.parsers.get("reasoning") or not THINKS.search(answer.text):
+            return reason
+        return (
+            f"{reason}; the model thinks in its answer: name parsers.reasoning in the profile, or turn thinking off in "
+            "its chat_template_args"
+        )
 
     def _score_alone(self, case: Score) -> Result:
         """Score a text twice: the first against its limits and its reference, the second against the first."""
@@ -327,9 +340,10 @@ class Gate:
         first, again = (self._client.prompt_logprobs(tokens)[given - 1 :] for _ in range(2))
         self._scored[case.name] = (tokens, first)
         identity = case.identity(self._settings.chat_template_args)
-        held = self._hold(case, identity)
+        found = scoring.perplexity(first)
+        held = self._hold(case, identity, found)
         known = held.logprobs or first
-        found, apart, aligned = scoring.perplexity(first), scoring.difference(first, again), len(known) == len(first)
+        apart, aligned = scoring.difference(first, again), len(known) == len(first)
         lowest, highest = self._limits(case, held)
         measured = {
             "perplexity": scoring.told(found),
@@ -368,8 +382,8 @@ class Gate:
             return Result(case, COULD_NOT_RUN, reason, "no limit", measured=measured)
         return Result(case, PASSED, measured=measured)
 
-    def _hold(self, case: Score, identity: str) -> Held:
-        """What a text is held to."""
+    def _hold(self, case: Score, identity: str, found: float) -> Held:
+        """What a text is held to. ``found``: its perplexity."""
         brought, recorded = (found.get(case.name) for found in (self._settings.references, self._settings.recorded))
         anew = "deploy once with gates_bootstrap=true, which records what it measures where every case passes"
         changed = "is of another text or other template arguments"
@@ -388,8 +402,8 @@ class Gate:
             return Held(source)
         if recorded:
             return Held(source, missing=f"this host's record {changed}: {anew}")
-        limit = f"put one above it into the profile (gates.perplexity.{case.name}), which sees less"
-        return Held(source, missing=f"there is no limit for it yet: {anew}, or {limit}")
+        limit = f"gates.perplexity: {{{case.name}: {found * REFERENCE_ROOM:.4g}}} in the profile"
+        return Held(source, missing=f"there is no limit for it yet: {anew}; or, which sees less, set {limit}")
 
     def _limits(self, case: Score, held: Held) -> tuple[float | None, float]:
         """The lowest perplexity that a text may have, where there is one, and the highest."""

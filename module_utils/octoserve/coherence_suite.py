@@ -138,8 +138,13 @@ class Suite:
 
 def parse_suite(document: Any) -> Suite:
     """Read a suite. Raises ValueError that names the case and what is wrong in it, also where there is none."""
-    known(document, ("name", "max_tokens", "bound", "drift", "private", "cases"))
+    keys = ("name", "max_tokens", "bound", "drift", "private", "cases")
+    if not isinstance(document, Mapping):  # not quoted: its cases may be private
+        raise ValueError(f"found a {type(document).__name__}, wanted a mapping with {', '.join(keys)}")
+    known(document, keys)
     suite = text(document, "name")
+    if not isinstance(document.get("cases") or [], list):
+        raise ValueError(f"cases: found a {type(document['cases']).__name__}, wanted a list")
     cases = [case for data in document.get("cases") or [] for case in _parse_case(data, document)]
     if not cases:
         raise ValueError(f"suite {suite} holds no cases: a gate that asks nothing proves nothing")

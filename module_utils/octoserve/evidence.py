@@ -31,6 +31,8 @@ PREFLIGHT = "preflight"
 PREFLIGHT_KEYS = ("ok", "counts", "container", "findings")
 # What a failure in a chapter's phase is called; the phase `gates` is told apart by the gate that did not hold.
 FAILED_PHASE = {"preflight": "preflight", "release": "install", "model": "install", "service": "start"}
+# The facts that tell of a run; a role names its own by its prefix.
+TOLD_BY = ("octoserve_evidence", "gates_evidence")
 CONTEXT_KEYS = ("stack", "profile", "instance", "deployment", "restored", "rolled_back", "failed_phase")
 NO_COHERENCE: dict[str, Any] = {
     **{"ok": False, "passed": 0, "total": 0, "seconds": None, "suites": [], "bootstrap": False, "recorded": []},
@@ -89,8 +91,11 @@ class Run:
         """Add one finished task with its result."""
         self.tasks.append(task)
         self.seconds.setdefault(task.phase, 0.0)
-        told = (result.get("ansible_facts") or {}).get("octoserve_evidence") or {}
-        self.context.update({key: told[key] for key in CONTEXT_KEYS if key in told})
+        facts = result.get("ansible_facts") or {}
+        told = {key: value for name in TOLD_BY for key, value in (facts.get(name) or {}).items()}
+        # What fails after it speaks of the deployment that was to come back, not of what made this run fail.
+        kept = [key for key in CONTEXT_KEYS if key != "failed_phase" or not self.context.get("restored")]
+        self.context.update({key: told[key] for key in kept if key in told})
         # A module that broke, or a long job that was lost, gave no verdict.
         if "ok" not in result or result.get("skipped"):
             return

@@ -20,6 +20,9 @@ CONNECT_TIMEOUT_S = 10.0
 ERROR_BODY_CHARS = 500
 READ_BYTES = 65536
 HTTP_OK = 200
+# Statuses by which a server refuses a key.
+NO_ACCESS = (401, 403)
+CHECK_KEY = "check octoserve_api_key"
 
 Message = Mapping[str, Any]
 Body = dict[str, Any]
@@ -387,7 +390,8 @@ class Client:
                 )
                 if response.status_code != HTTP_OK:
                     text = response.raw.read(READ_BYTES).decode(errors="replace")
-                    reason = f"HTTP {response.status_code} {response.reason}"
+                    advice = f" ({CHECK_KEY})" if response.status_code in NO_ACCESS else ""
+                    reason = f"HTTP {response.status_code} {response.reason}{advice}"
                     wait = _seconds(response.headers.get("Retry-After"))
                     raise ApiError(url, reason, response.status_code, self._excerpt(text), wait)
                 # read1 hands over what has arrived; requests' own iterators wait until a block is full.

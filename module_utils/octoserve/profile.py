@@ -43,7 +43,6 @@ _SHAPE: dict[str, tuple[tuple[type, ...], bool]] = {
     "gates.throughput.trials": ((int,), True),
     "gates.throughput.warmup": ((int,), False),
     "gates.throughput.floor_tok_s": ((int, float), True),
-    "gates.throughput.reference_tok_s": ((int, float), False),
     "gates.throughput.expected_completion_tokens": ((int,), True),
     "gates.throughput.sweeps": ((dict,), False),
 }

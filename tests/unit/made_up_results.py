@@ -266,8 +266,9 @@ def runs() -> dict[str, Run]:
             "could-not-run",
             answer="",
             usage=None,
-            reason="http://127.0.0.1:8000/v1: HTTP 401 Unauthorized",
-        )
+            reason="http://127.0.0.1:8000/v1: HTTP 401 Unauthorized (check octoserve_api_key)",
+        ),
+        case("ours", "could-not-run", answer="", usage=None, reason="no answer (private)", private=True),
     )
     unlimited = {
         **score("prose", 6.31, None),

@@ -237,6 +237,23 @@ def test_a_needle_longer_than_what_is_served_is_left_out() -> None:
     assert 1600 < whole["measured"]["prompt_tokens"] <= 2000 - 256
 
 
+@pytest.mark.parametrize("reply", [Reply("<think>It is Paris"), Reply("So. </think> Paris", finish_reason="length")])
+def test_a_model_that_thinks_aloud_is_no_riddle(reply: Reply) -> None:
+    with FakeOpenAiServer(reply) as server:
+        aloud, apart = (ask(server.url, suite(), parsers=parsers) for parsers in ({}, {"reasoning": "glm45"}))
+    advice = "name parsers.reasoning in the profile, or turn thinking off in its chat_template_args"
+    assert aloud["cases"][0]["reason"].endswith(advice)
+    assert apart["cases"][0]["verdict"] == "fail"
+    assert advice not in apart["cases"][0]["reason"]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refused_key_is_named(status: int) -> None:
+    with FakeOpenAiServer(Reply(status=status)) as server:
+        found = ask(server.url, suite())
+    assert "check octoserve_api_key" in found["cases"][0]["reason"]
+
+
 SECRET = "What is the name of our next product?"
 
 
@@ -319,8 +336,10 @@ def test_without_a_limit_a_text_is_measured_and_no_pass() -> None:
     (case,) = measured()["cases"]
     assert case["verdict"] == "could-not-run"
     assert case["measured"]["perplexity"] == pytest.approx(1.28, abs=0.1)
-    assert "gates.perplexity.prose" in case["reason"]
-    assert "gates_bootstrap=true" in case["reason"]
+    first, _, limit = case["reason"].partition("; or, which sees less, set gates.perplexity: {prose: ")
+    assert "deploy once with gates_bootstrap=true" in first
+    # Taken literally, the advice must hold.
+    assert measured(perplexity={"prose": float(limit.partition("}")[0])})["ok"]
 
 
 def recorded(**settings: Any) -> dict[str, Any]:

@@ -101,7 +101,8 @@ def case(**data: Any) -> dict[str, Any]:
         (suite(expect={"lines": {"number": 2, "each": "("}}), "no regular expression"),
         (suite(expect={"json": {"a": 1}}), "a list of accepted values"),
         ({**suite(), "concurrency": 4}, "unknown: concurrency"),
-        ([1], "found [1]"),
+        ([1], "found a list, wanted a mapping with name"),
+        ({"name": "mine", "cases": {"name": "x"}}, "cases: found a dict, wanted a list"),
     ],
 )
 def test_a_wrong_case_says_what_is_wrong(data: Any, reason: str) -> None:
@@ -194,3 +195,11 @@ def test_an_answer_has_so_many_tokens() -> None:
     assert check(Completion("x", 0.1, usage=Usage(7, 100))) is None
     assert check(Completion("x", 0.1, usage=Usage(7, 99))) == "found 99 tokens, wanted at least 100"
     assert check(Completion("x", 0.1)) == "found 0 tokens, wanted at least 100"
+
+
+def test_the_page_shows_a_suite_that_can_be_asked() -> None:
+    page = (ROOT / "docs/gates.md").read_text()
+    shown = re.search(r"```yaml\n(name: ours\n.*?)```", page, re.DOTALL)
+    assert shown
+    names = {type(case).__name__ for case in parse_suite(yaml.safe_load(shown[1].replace("[...]", "[{}]"))).cases}
+    assert names == {"Question", "Needle", "Agreement", "Score"}

@@ -129,6 +129,11 @@ def test_a_rollback_is_no_pass_and_a_gate_stays_failed() -> None:
     assert found["coherence"]["passed"] == 0
     assert found["restored"] == {"deployment": 3, "coherence": True, "throughput": True}
     assert evidence.summarize(a_run(COHERENT, FAST, back))["ok"] is False
+    # What is told of a phase afterwards speaks of the deployment that was to come back.
+    late = (task("gates", "set_fact"), {"ansible_facts": {"octoserve_evidence": {"failed_phase": "coherence"}}})
+    slow = (task("gates", "throughput_gate"), throughput("fail"))
+    assert evidence.summarize(a_run(COHERENT, slow, broke, begun, late, back))["failed_phase"] == "throughput"
+    assert evidence.summarize(a_run(COHERENT, FAST, late, broke, failed=True))["failed_phase"] == "coherence"
 
 
 @pytest.mark.parametrize(
@@ -205,6 +210,7 @@ filter_plugins = {root}/filter_plugins
 callback_plugins = {root}/callback_plugins
 callbacks_enabled = evidence
 nocolor = true
+display_skipped_hosts = false
 [evidence]
 reports = {folder}/reports
 """
@@ -270,7 +276,12 @@ PLAYBOOK = """
   vars: {octoserve_phase: gates}
   environment: {PATH: "{{ stubs }}:/usr/bin:/bin"}
   roles: [gates]
+  post_tasks:
+    - name: A later task quotes what a private case asked
+      ansible.builtin.fail: {msg: "{{ quoted }}"}
+      ignore_errors: true
 """
+QUOTED = "the engine was asked: What is Halcyon-7, in a word?"
 
 
 def play(folder: Path, urls: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -298,6 +309,7 @@ def play(folder: Path, urls: dict[str, str], *arguments: str) -> subprocess.Comp
     variables = {
         "octoserve_profile": "tiny_glm",
         "some_api_key": "sesame-open-123",
+        "quoted": QUOTED,
         "stubs": str(stubs),
         "ansible_python_interpreter": sys.executable,
         "gates_python": sys.executable,
@@ -341,10 +353,13 @@ def test_a_real_run_writes_a_report_for_every_host(tmp_path: Path) -> None:
         urls = {"good": good.url, "wrong": wrong.url, "broken": good.url, "mute": good.url}
         checked = play(tmp_path, urls, "--check", "--limit", "good")
         assert checked.returncode == 0, checked.stdout
+        assert "would ask 3 cases: capital-of-france, count, of-the-house" in checked.stdout
+        assert "1 + 2 times, then measure 4 points: " in checked.stdout
         assert not (tmp_path / "reports").exists()
         assert not (tmp_path / "textfile").exists()
         assert good.requests == []
-        done = play(tmp_path, urls)
+        # As loud as somebody who looks for a fault may ask Ansible to be.
+        done = play(tmp_path, urls, "-vvv")
     reports = tmp_path / "reports"
     found = {
         host: json.loads((reports / host / "latest/summary.json").read_text())
@@ -393,7 +408,8 @@ def test_a_real_run_writes_a_report_for_every_host(tmp_path: Path) -> None:
     # Nothing of the private case but its name, neither in the reports nor on the host nor on the terminal.
     for text in ("Halcyon", "Oslo"):
         assert files_with(text, reports, tmp_path / "jobs", tmp_path / "textfile") == []
-        assert text not in done.stdout
+        assert text not in done.stdout.replace(QUOTED, "")
+    assert "the engine was asked: ***" in (reports / "good/latest/raw/tasks.jsonl").read_text()
     hidden = [case for case in found["wrong"]["coherence"]["cases"] if case["private"]]
     assert [(case["name"], case["verdict"], case["prompt"]) for case in hidden] == [
         ("of-the-house", "fail", "(private)")

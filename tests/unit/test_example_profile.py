@@ -39,7 +39,7 @@ def test_the_limits_of_the_target(profile: dict[str, Any]) -> None:
     gpu, throughput = profile["serve"]["gpu"], profile["gates"]["throughput"]
     assert profile["serve"]["args"]["tensor-parallel-size"]["value"] == gpu["count"] == 8
     assert 0.9 <= gpu["memory_utilization"] <= 0.95
-    assert (throughput["floor_tok_s"], throughput["reference_tok_s"]) == (50, 57)
+    assert throughput["floor_tok_s"] == 50
     assert profile["serve"]["env"]["NCCL_PROTO"]["value"] == "LL"
     assert profile["serve"]["env"]["NCCL_P2P_LEVEL"]["value"] == "SYS"
 

@@ -303,7 +303,8 @@ def _coherence(summary: Mapping[str, Any], cause: Mapping[str, Any]) -> Verdict:
                 step = "Where this is the first deploy of the profile or of its texts, record what it measures, once:"
             command = f"ansible-playbook site.yml -i {summary['inventory'] or '…'} -e gates_bootstrap=true"
             return Verdict(UNKNOWN, "Nothing to hold its texts to yet", sentence, step, command)
-        if all(re.search(r": HTTP 40[13] ", str(case["reason"])) for case in silent):
+        told = [case["reason"] for case in silent if not case["private"]]  # of a private one it is not told
+        if told and all(re.search(r": HTTP 40[13] ", str(reason)) for reason in told):
             return Verdict(
                 UNKNOWN,
                 "The server does not take the API key",

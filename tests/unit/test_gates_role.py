@@ -1,0 +1,126 @@
+"""The role `gates` with gates that always hold: what it demands beside them, of the service and of the suites."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from made_up_results import case, coherence, throughput
+
+ROOT = Path(__file__).parents[2]
+# Answers as the module of this name would, where all is well.
+GATE = """#!/usr/bin/python
+# WANT_JSON
+print({answer!r})
+"""
+ANSWERS = {"coherence_gate": coherence(case("capital-of-france")), "throughput_gate": throughput()}
+# The service's invocation is another one from the given look on.
+SYSTEMCTL = """#!/bin/sh
+echo >> {count}
+[ "$(wc -l < {count})" -lt {restart} ] && echo first || echo second
+"""
+# host -> the look at which the service was started again, and the suite.
+SOUND = "name: mine\ncases: [{name: paris, prompt: 'Capital of France?', expect: {accept: [Paris]}}]\n"
+HOSTS = {
+    "steady": (9, SOUND),
+    "asked": (2, SOUND),
+    "measured": (3, SOUND),
+    "garbled": (9, "name: mine\ncases:\n  - name: secret\n    private: true\n    prompt: Halcyon: what is it?\n"),
+    "listed": (9, "- name: paris\n  prompt: Capital of France?\n"),
+}
+PLAYBOOK = """
+- name: Gates
+  hosts: all
+  gather_facts: false
+  vars: {octoserve_phase: gates}
+  environment: {PATH: "{{ stubs }}:/usr/bin:/bin"}
+  roles: [gates]
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """The folder of a run, and what Ansible printed of each host."""
+    folder = tmp_path_factory.mktemp("gates")
+    hosts = {}
+    (folder / "library").mkdir()
+    for module, answer in ANSWERS.items():
+        text = json.dumps({**answer, "changed": False, "msg": f"{module}: holds"})
+        (folder / f"library/{module}.py").write_text(GATE.format(answer=text))
+    for host, (restart, suite) in HOSTS.items():
+        stubs = folder / host
+        stubs.mkdir()
+        (stubs / "systemctl").write_text(SYSTEMCTL.format(count=stubs / "looks", restart=restart))
+        (stubs / "systemctl").chmod(0o755)
+        (stubs / "suite.yml").write_text(suite)
+        hosts[host] = {"stubs": str(stubs), "gates_suites": [str(stubs / "suite.yml")]}
+    variables = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "gates_python": sys.executable,
+        "gates_textfile_dir": "{{ stubs }}/metrics",
+        "gates_profile": "tiny",
+        "gates_stack": "engine-1",
+        "gates_unit": "octoserve-main.service",
+        "gates_floor_tok_s": 50,
+    }
+    (folder / "hosts.yml").write_text(json.dumps({"all": {"hosts": hosts, "vars": variables}}))
+    (folder / "play.yml").write_text(PLAYBOOK)
+    (folder / "ansible.cfg").write_text(
+        f"[defaults]\nroles_path = {ROOT}/roles\nlibrary = {folder}/library:{ROOT}/library\n"
+        f"module_utils = {ROOT}/module_utils\naction_plugins = {ROOT}/action_plugins\n"
+        f"filter_plugins = {ROOT}/filter_plugins\nnocolor = true\nstdout_callback = oneline\n"
+        f"callback_plugins = {ROOT}/callback_plugins\ncallbacks_enabled = evidence\n"
+        f"[evidence]\nreports = {folder}/reports\n"
+    )
+    environment = {**os.environ, "ANSIBLE_CONFIG": "ansible.cfg", "ANSIBLE_HOME": str(folder / "ansible")}
+    command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "hosts.yml", "play.yml"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    return folder, {host: "\n".join(line for line in lines if line.startswith(host)) for host in HOSTS}
+
+
+def gates_ok(folder: Path, host: str) -> str:
+    """What node_exporter is told."""
+    text = (folder / host / "metrics/octoserve_main.prom").read_text()
+    return next(line for line in text.splitlines() if line.startswith("octoserve_gates_ok")).split()[-1]
+
+
+def test_a_service_that_runs_on_is_asked_and_measured(said: tuple[Path, dict[str, str]]) -> None:
+    folder, output = said
+    assert "coherence_gate: holds" in output["steady"]
+    assert "throughput_gate: holds" in output["steady"]
+    assert "FAILED" not in output["steady"], output["steady"]
+    assert gates_ok(folder, "steady") == "1.0"
+
+
+@pytest.mark.parametrize(("host", "measured"), [("asked", False), ("measured", True)])
+def test_a_service_that_was_started_again_is_another_one(
+    said: tuple[Path, dict[str, str]], host: str, measured: bool
+) -> None:
+    folder, output = said
+    assert "coherence_gate: holds" in output[host]
+    assert ("throughput_gate: holds" in output[host]) is measured
+    assert f"could not run: octoserve-main.service was started again while it was {host}: found" in output[host]
+    assert "found invocation second, wanted first" in output[host]
+    assert gates_ok(folder, host) == "0.0"
+    summary = json.loads((folder / f"reports/{host}/latest/summary.json").read_text())
+    assert (summary["ok"], summary["failed_phase"]) == (False, "coherence")
+    report = (folder / f"reports/{host}/latest/summary.md").read_text()
+    assert "The gates could not run" in report
+    assert "was started again" in report
+
+
+@pytest.mark.parametrize(
+    ("host", "mistake"),
+    [("garbled", "no YAML: line 5, column 20: mapping values are not allowed"), ("listed", "found a list")],
+)
+def test_a_mistake_in_a_suite_names_its_file(said: tuple[Path, dict[str, str]], host: str, mistake: str) -> None:
+    folder, output = said
+    assert f"{folder / host / 'suite.yml'}: {mistake}" in output[host], output[host]
+    assert "Halcyon" not in output[host]
+    assert "holds" not in output[host]
