@@ -2,7 +2,7 @@
 
 Answers ``[{"capability": [12, 0], "kv_cache_dtype": "auto"}]`` in the first argument by one line of JSON: for each
 the priorities, the backends that run, in order, why each other one does not, what the choice ends in, of ``backend``
-where one is asked for, and what the log says of it.
+where one is asked for, and what the log says of it. With ``fails_for`` a backend's own check fails for that cache.
 """
 
 # mypy: disable-error-code="import-not-found, misc"
@@ -20,6 +20,7 @@ import torch
 from vllm import config as vllm_config
 from vllm.platforms import cuda
 from vllm.platforms.interface import DeviceCapability
+from vllm.v1.attention.backends.mla.triton_mla_sparse import TritonMLASparseBackend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
@@ -41,10 +42,18 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         parallel_config=SimpleNamespace(prefill_context_parallel_size=1, decode_context_parallel_size=1),
         attention_config=SimpleNamespace(hisparse_config=None),
     )
+    supports = TritonMLASparseBackend.supports_kv_cache_dtype
+
+    def check(cache: str | None) -> bool:
+        if cache is not None and cache == question.get("fails_for"):
+            raise RuntimeError(f"found {cache}")
+        return bool(supports(cache))
+
     named = AttentionBackendEnum[question["backend"]] if "backend" in question else None
     with (
         mock.patch.object(vllm_config, "get_current_vllm_config", lambda: config),
         mock.patch.object(vllm_config, "get_current_vllm_config_or_none", lambda: config),
+        mock.patch.object(TritonMLASparseBackend, "supports_kv_cache_dtype", check),
         cuda_card.present(question["capability"], flashinfer=question.get("flashinfer", False)) as log,
     ):
         valid, reasons = cuda.CudaPlatform.get_valid_backends(capability, selector, num_heads=8)

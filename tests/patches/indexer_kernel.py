@@ -91,9 +91,9 @@ def make_decode(
 ) -> Batch:
     """Requests whose last `next_n` tokens are the query; `contexts` are those of the last one, 0 for padding.
 
-    Pages lie in random order, `page_gap` bytes apart; what no context names holds NaN. A block table names pages that
-    do not exist behind its context. Contexts are given for each row or for each request. With `room`, cache and block
-    table are as large as for contexts of so many tokens.
+    Pages lie in random order, `page_gap` bytes apart; what no context names holds NaN. Behind its context a block table
+    names a page of ones: logits of these are finite, so that one that is written for them shows. Contexts are given
+    for each row or for each request. With `room`, cache and block table are as large as for contexts of so many tokens.
     """
     random = torch.Generator().manual_seed(seed)
     batch = len(contexts)
@@ -102,7 +102,10 @@ def make_decode(
     free = torch.randperm(batch * width if room else sum(pages) + 2, generator=random).tolist()
     cache = torch.full((len(free), page_size * (DIM + 4) + page_gap), 0x7F, dtype=torch.uint8)
     cache[:, page_size * DIM :].view(torch.float32).fill_(float("nan"))
-    table = torch.full((batch, width), 2**30, dtype=torch.int32)
+    beyond = free.pop()
+    cache[beyond, : page_size * DIM] = torch.ones(1).to(E4M3).view(torch.uint8)
+    cache[beyond, page_size * DIM : page_size * (DIM + 4)].view(torch.float32).fill_(1.0)
+    table = torch.full((batch, width), beyond, dtype=torch.int32)
     keys, scales = [], []
     for request, context in enumerate(contexts):
         values, factors = _quantized(context, random)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from conftest import Stack, altered
 from octoserve import patches
 
 PATCH = "0025-round-to-e4m3-by-integers-where-the-gpu-has-no-such-type.patch"
+LAYERS = ("vllm/model_executor/layers/sparse_attn_indexer.py", "vllm/models/glm5next/nvidia/sparse_indexer.py")
 
 
 def ask(stack: Stack, *options: str, **environment: str) -> dict[str, Any]:
@@ -34,3 +37,18 @@ def test_without_the_patch_they_do_not(python: str, series: patches.Series, tmp_
     with altered(python, series, tmp_path / "site", {PATCH}) as stack:
         found = ask(stack, "--compile")
     assert all("fp8e4nv not supported in this architecture" in made.get("error", "") for made in found.values())
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_queries_are_packed_as_bytes(patched: Stack, layer: str) -> None:
+    """pack_seq_triton compiles for no e4m3 there. Read, as the second layer needs a CUDA build to run."""
+    assert patched.site is not None
+    tree = ast.parse((patched.site / layer).read_text(encoding="utf-8"))
+    packed = [
+        ast.unparse(node.args[0])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pack_seq_triton"
+    ]
+    queries = [what for what in packed if what.startswith("q_quant")]
+    assert queries
+    assert all(what.endswith(".view(torch.uint8)") for what in queries)

@@ -44,7 +44,11 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "named": {**SM120, "flashinfer": True, "backend": NAME},
     "named, with a cache of fp8": {**SM120, "kv_cache_dtype": "fp8", "flashinfer": True, "backend": NAME},
     "named, not to be imported": {**SM120, "backend": "FLASHINFER_MLA"},
-}
+    "named, beside one that takes both": {**SM120, "capability": [9, 0], "kv_cache_dtype": "fp8", "backend": NAME},
+    "named, with a type whose check fails": {
+        **SM120, "kv_cache_dtype": "fp8", "flashinfer": True, "backend": NAME, "fails_for": "bfloat16",
+    },
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +101,8 @@ def test_the_packed_cache_stays_with_flashinfer(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("SM120, fp8_ds_mla", "reads a 16-bit KV cache, not fp8_ds_mla: set --kv-cache-dtype to auto, bfloat16 or flo"),
+        ("SM120, fp8_ds_mla", "reads a 16-bit KV cache, not fp8_ds_mla: set --kv-cache-dtype to auto or bfloat16"),
+        ("queries of fp16, a cache of fp8", "not fp8: set --kv-cache-dtype to auto or float16"),
         ("blocks of 8", "block_size not supported"),
         ("a cache of fp16", "needs queries and KV cache of one type, not torch.bfloat16 and float16"),
         ("a short index", "requires index_topk to be a multiple of 128, got 100"),
@@ -136,3 +141,15 @@ def test_a_backend_that_is_asked_for_and_cannot_run_is_an_error_that_names_what_
     assert "TRITON_MLA_SPARSE is not valid for this configuration. Reason: [kv_cache_dtype not supported, TR" in fp8
     assert fp8.endswith(f"]. {both}; {PACKED} with --kv-cache-dtype fp8 or fp8_e4m3 or fp8_ds_mla.")
     assert missing.endswith(f"Reason: [ModuleNotFoundError: No module named 'flashinfer']. {both}.")
+
+
+def test_no_16_bit_type_is_named_but_the_model_s(found: dict[str, Any]) -> None:
+    runs = found["named, beside one that takes both"]["chosen"].partition("What would run here: ")[2]
+    assert "FLASH_ATTN_MLA_SPARSE with --kv-cache-dtype auto or bfloat16;" in runs
+    assert "float16" not in runs.replace("bfloat16", "")
+
+
+def test_a_type_whose_check_fails_hides_neither_the_error_nor_the_other_types(found: dict[str, Any]) -> None:
+    chosen = found["named, with a type whose check fails"]["chosen"]
+    assert "TRITON_MLA_SPARSE is not valid for this configuration. Reason: [kv_cache_dtype not supported, TR" in chosen
+    assert "TRITON_MLA_SPARSE with --kv-cache-dtype auto; " in chosen
