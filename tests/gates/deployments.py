@@ -34,14 +34,17 @@ PATCH_MUTATIONS: dict[str, Any] = yaml.safe_load((ROOT / "tests/patches/mutation
 SPECIAL_TOKENS = 10
 REQUEST_TIMEOUT = 180.0
 _KEYS = {"group", "control", "short", "unseen", "model", "options", "fault", "change", "mutation", "edit", "json"}
-_KEYS |= {"tokenizer", "chat_template", "scramble", "permuted", "background"}
+_KEYS |= {"repeat", "tokenizer", "chat_template", "scramble", "permuted", "background"}
 #: What makes a deployment differ; a control may do without.
-_CHANGES = _KEYS - {"group", "control", "short", "unseen", "model"}
+_CHANGES = _KEYS - {"group", "control", "short", "unseen", "repeat", "model"}
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A deployment of mutants.yml. ``control``: healthy, must pass. ``unseen``: why it passes as well."""
+    """A deployment of mutants.yml. ``control``: healthy, must pass. ``unseen``: why it passes as well.
+
+    ``repeat``: how often one start of it is asked, each time in another order; as wanted only where it is so each time.
+    """
 
     name: str
     group: str
@@ -49,12 +52,13 @@ class Mutant:
     control: bool = False
     short: bool = False
     unseen: str = ""
+    repeat: int = 1
     how: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
         """What of mutants.yml a result speaks of."""
-        content = [self.name, self.model, self.control, self.how]
+        content = [self.name, self.model, self.control, self.how, *([self.repeat] if self.repeat > 1 else [])]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -76,7 +80,7 @@ def load_mutants() -> dict[str, Mutant]:
         if unknown or not (entry.get("control") or _CHANGES & set(entry)):
             raise ValueError(f"{name!r}: unknown {sorted(unknown)}, or nothing that differs from a healthy deployment")
         how = {key: value for key, value in entry.items() if key in _CHANGES}
-        common = {key: entry[key] for key in ("model", "control", "short", "unseen") if key in entry}
+        common = {key: entry[key] for key in ("model", "control", "short", "unseen", "repeat") if key in entry}
         mutants[name] = Mutant(name, entry["group"], how=how, **common)
     return mutants
 

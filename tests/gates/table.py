@@ -29,12 +29,13 @@ def load(name: str) -> dict[str, Any]:
 
 def caught_by(row: Mapping[str, Any]) -> str:
     """The cases that failed: by name where they are few, else how many of each kind; without one, how it ended."""
+    times = f" (in {row['as_wanted']} of {row['asked']} runs)" if row.get("asked", 1) > 1 else ""
     if row["outcome"] != "caught":
-        return f"**{row['outcome']}**"
+        return f"**{row['outcome']}**{times}"
     found = {kind: names for kind, names in row["caught_by"].items() if names}
     if sum(map(len, found.values())) <= NAMED:
-        return ", ".join(f"`{name}`" for names in found.values() for name in names)
-    return ", ".join(f"{len(names)} {kind}{'s' if len(names) > 1 else ''}" for kind, names in found.items())
+        return ", ".join(f"`{name}`" for names in found.values() for name in names) + times
+    return ", ".join(f"{len(names)} {kind}{'s' if len(names) > 1 else ''}" for kind, names in found.items()) + times
 
 
 def render(mutants: Mapping[str, Any], healthy: Mapping[str, Any]) -> str:
