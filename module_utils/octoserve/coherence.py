@@ -17,12 +17,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from . import agreement, haystack, scoring
+from . import agreement, haystack, prose, scoring
 from .answer_checks import accept, well_formed
 from .coherence_suite import Agreement, Bound, Case, Needle, Question, Score, Suite, check_names
 from .openai_api import ApiError, Client, Completion, Usage, join_chunks
 from .patience import patiently
-from .prose import find_loop
 from .statements import words
 
 PASSED = "pass"
@@ -63,6 +62,7 @@ class Settings:
     ``recorded``: what the first deploy measured (reference.py); ``bootstrap``: measure for the first time, where
     nothing is there to be held to.
     ``concurrency``: cases asked at the same time, and streams that are the load. ``order_seed`` shuffles the cases.
+    ``limit_s``: seconds after which no further case is asked.
     """
 
     chat_template_args: Mapping[str, Any] = field(default_factory=dict)
@@ -73,6 +73,7 @@ class Settings:
     bootstrap: bool = False
     concurrency: int = 4
     order_seed: int | None = None
+    limit_s: float = float("inf")
 
     def options(self, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Fields of a request: the profile's template arguments, a case's own ones over them."""
@@ -147,21 +148,40 @@ def judge(case: Question, answer: Completion) -> tuple[str, str]:
 
 
 def _faults(case: Question, answer: Completion) -> Iterator[tuple[str, str]]:
-    if (case.wants_text or answer.text.strip()) and (reason := well_formed(answer.text)):
-        yield "form", reason
-    if answer.reasoning.strip() and (reason := well_formed(answer.reasoning)):
-        yield "form", f"reasoning: {reason}"
+    yield from _malformed(answer, case.max_tokens, wants_text=case.wants_text, allow_length=case.allow_length)
     if answer.tool_calls and case.wants_text:
         yield "tool call", f"the answer calls {len(answer.tool_calls)} tools, wanted none"
-    if answer.finish_reason == "length" and not case.allow_length:
-        yield "length", f"the answer did not end within {case.max_tokens} tokens"
-    if answer.finish_reason not in ("stop", "length", "tool_calls"):
-        yield "end", f"the answer ended with {answer.finish_reason!r}, wanted stop"
     for kind, check in case.checks:
         if reason := check(answer):
             yield kind, f"{kind}: {reason}"
-    if loop := find_loop(words(answer.text)):
+    if loop := prose.find_loop(words(answer.text)):
         yield "loop", f"the answer repeats itself: {loop[:80]!r}"
+
+
+def _malformed(
+    answer: Completion, max_tokens: int, *, wants_text: bool = True, allow_length: bool = False
+) -> Iterator[tuple[str, str]]:
+    """What no answer may be, whatever was asked: broken, or without an end of its own."""
+    if (wants_text or answer.text.strip()) and (reason := well_formed(answer.text)):
+        yield "form", reason
+    if answer.reasoning.strip() and (reason := well_formed(answer.reasoning)):
+        yield "form", f"reasoning: {reason}"
+    if answer.finish_reason == "length" and not allow_length:
+        yield "length", f"the answer did not end within {max_tokens} tokens"
+    if answer.finish_reason not in ("stop", "length", "tool_calls"):
+        yield "end", f"the answer ended with {answer.finish_reason!r}, wanted stop"
+
+
+def _needle_faults(case: Needle, code: str, answer: Completion) -> Iterator[tuple[str, str]]:
+    """A model that says the code and then degenerates is one that breaks at this length."""
+    yield from _malformed(answer, case.max_tokens)
+    if reason := accept([code])(answer.text):
+        yield "needle", reason
+    said = words(answer.text)
+    if loop := prose.find_loop(said):
+        yield "loop", f"the answer repeats itself: {loop[:80]!r}"
+    if drifted := prose.drift(said, answer.text, prose.LATIN):
+        yield "drift", drifted
 
 
 def select(suites: Iterable[Suite], parsers: Mapping[str, str]) -> tuple[list[Case], list[dict[str, str]]]:
@@ -220,6 +240,7 @@ class Gate:
         self._scored: dict[str, tuple[list[int], list[float]]] = {}
         self.to_record: dict[str, dict[str, Any]] = {}
         self._silent = threading.Event()
+        self._deadline = time.monotonic() + settings.limit_s
         self._lock = threading.Lock()
         self._done = self._failed = 0
 
@@ -246,6 +267,9 @@ class Gate:
         if self._silent.is_set():
             return Result(case, COULD_NOT_RUN, "not asked: a case before it brought no answer", "not asked")
         started = time.monotonic()
+        if started > self._deadline:
+            reason = f"not asked: the {self._settings.limit_s:.0f} s of this gate were over"
+            return Result(case, COULD_NOT_RUN, reason, "not asked")
         try:
             result, _ = patiently(lambda: ask(case))
         except ApiError as error:
@@ -314,14 +338,14 @@ class Gate:
             return Result(case, COULD_NOT_RUN, str(error), "context too short")
         messages = ({"role": "user", "content": prompt},)
         answer = self._client.chat(messages, max_tokens, **options)
-        reason = well_formed(answer.text) or accept([code])(answer.text) or ""
+        fault, reason = next(_needle_faults(case, code, answer), ("", ""))
         asked = answer.usage.prompt_tokens if answer.usage else 0
         if not reason and not LEAST_OF_NEEDLE * tokens <= asked <= tokens:
-            reason = f"the server counts {asked} prompt tokens, wanted {tokens}"
+            fault, reason = "needle", f"the server counts {asked} prompt tokens, wanted {tokens}"
         shown = prompt if len(prompt) < 1200 else f"{prompt[:300]} […] {prompt[-120:]}"
         reason = self._with_advice(reason, answer)
         measured = {"prompt_tokens": asked, "depth": case.depth}
-        return Result(case, FAILED if reason else PASSED, reason, "needle", answer, shown, measured=measured)
+        return Result(case, FAILED if reason else PASSED, reason, fault, answer, shown, measured=measured)
 
     def _with_advice(self, reason: str, answer: Completion) -> str:
         """A reason to fail, and what to do where a model thinks aloud because nothing takes its reasoning apart."""

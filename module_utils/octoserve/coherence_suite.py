@@ -58,7 +58,8 @@ class Question(Case):
     """One question and what its answer must be.
 
     ``allow_length``: an answer cut by ``max_tokens`` is judged like another; without it, that is a failure,
-    for a model that does not stop is a broken one. ``options`` go into the request.
+    for a model that does not stop is a broken one. ``options`` go into the request; without a ``temperature`` among
+    them it is 0.
     """
 
     kind: ClassVar[str] = "question"
@@ -194,8 +195,8 @@ def _parse_case(data: Any, suite: Mapping[str, Any]) -> list[Case]:
 
 
 def _parse_question(data: Mapping[str, Any], suite: Mapping[str, Any], common: dict[str, Any]) -> list[Case]:
-    keys = ("prompt", "messages", "max_tokens", "stream", "allow_length", "expect", "tools", "chat_template_args")
-    known(data, (*COMMON, *keys))
+    keys = ("prompt", "messages", "max_tokens", "stream", "allow_length", "sampled", "expect", "tools")
+    known(data, (*COMMON, *keys, "chat_template_args"))
     expect = data.get("expect")
     if not isinstance(expect, Mapping) or not expect:
         raise ValueError(f"expect: wanted at least one of {', '.join(_EXPECTATIONS)}: it could not fail")
@@ -206,6 +207,8 @@ def _parse_question(data: Mapping[str, Any], suite: Mapping[str, Any], common: d
         options["tools"] = data["tools"]
     if "chat_template_args" in data:
         options["chat_template_kwargs"] = data["chat_template_args"]
+    if data.get("sampled", False):
+        options["temperature"] = None  # what is served where a client names none
     stream = data.get("stream", False)
     if stream not in (True, False, "both"):
         raise ValueError(f"stream: found {stream!r}, wanted true, false or both")

@@ -34,6 +34,7 @@ _ENGLISH = """
     a an the this that these those it its they them their who which can will is are was were be been as
     of and or but not to in into on at by for from with through when where how then than also such
 """
+LATIN = ["latin"]
 FUNCTION_WORDS = {"en": frozenset(_ENGLISH.split())}
 # A long answer is judged window by window as well: a model that degenerates late is healthy on average.
 WINDOW_WORDS = 200
@@ -73,19 +74,28 @@ def foreign_letters(text: str, scripts: Sequence[str]) -> dict[str, int]:
     return {name: n for name, n in found.items() if name not in scripts}
 
 
-def faults_of(said: Sequence[str], text: str, scripts: Sequence[str], language: str) -> Iterator[str]:
-    """What is no prose in a text and its words."""
-    if loop := find_loop(said):
-        yield f"the answer repeats itself: {loop[:80]!r}"
+def drift(said: Sequence[str], text: str, scripts: Sequence[str]) -> str | None:
+    """The letters of other scripts, where a text and its words hold more of them than names and formulas bring."""
     letters = sum(letter.isalpha() for letter in text)
     foreign = foreign_letters(text, scripts)
     formulas = sum(n for name, n in foreign.items() if name in FORMULA)
     allowed = MAX_FOREIGN_LETTERS * max(1.0, len(said) / WINDOW_WORDS)
     if formulas > MAX_FORMULA_LETTERS * letters or sum(foreign.values()) - formulas > allowed:
-        yield f"drift into other scripts: {foreign} of {letters} letters"
+        return f"drift into other scripts: {foreign} of {letters} letters"
+    return None
+
+
+def faults_of(said: Sequence[str], text: str, scripts: Sequence[str], language: str | None) -> Iterator[str]:
+    """What is no prose in a text and its words."""
+    if loop := find_loop(said):
+        yield f"the answer repeats itself: {loop[:80]!r}"
+    if drifted := drift(said, text, scripts):
+        yield drifted
     longest = max(said, key=len)
     if len(longest) > MAX_WORD_CHARS:
         yield f"a word of {len(longest)} characters: {longest[:MAX_WORD_CHARS]}"
+    if language is None:
+        return
     share = sum(word in FUNCTION_WORDS[language] for word in said) / len(said)
     if share < MIN_FUNCTION_WORDS:
         yield f"no prose: {share:.0%} function words ({language}), wanted {MIN_FUNCTION_WORDS:.0%}"
@@ -104,15 +114,16 @@ def windows(text: str) -> Iterator[tuple[int, str]]:
 def coherent(limits: Any) -> Callable[[str], str | None]:
     """Prose: long enough, on its subject, in its script and language, without loops.
 
-    ``min_words``; ``terms``: of each list of forms at least one occurs; ``scripts``: allowed scripts;
-    ``language``: whose function words are counted.
+    ``min_words`` (of scripts without blanks, characters); ``terms``: of each list of forms at least one occurs;
+    ``scripts``: allowed scripts; ``language``: whose function words are counted, of Latin script alone English if no
+    other is named, else none.
     """
     known(limits, ("min_words", "terms", "scripts", "language"))
     min_words = integer(limits, "min_words", least=1)
     terms = [forms(entry) for entry in limits.get("terms", [])]
-    scripts = forms(limits.get("scripts", ["latin"]))
-    language = limits.get("language", "en")
-    if language not in FUNCTION_WORDS:
+    scripts = forms(limits.get("scripts", LATIN))
+    language = limits.get("language", "en" if scripts == LATIN else None)
+    if language is not None and language not in FUNCTION_WORDS:
         raise ValueError(f"coherent: language {language!r} is not known; known: {', '.join(FUNCTION_WORDS)}")
 
     def faults(text: str) -> Iterator[str]:

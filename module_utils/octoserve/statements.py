@@ -22,7 +22,7 @@ TRUE = frozenset(["true", "correct", "right"])
 # "every city except Paris"
 EXCEPTIONS = frozenset(["except", "excluding"])
 # A negation does not reach across these: "not Lyon but Paris", "is not Lyon, it is Paris".
-CLAUSE_ENDS = frozenset([".", ",", ";", ":", "!", "?", "but", "rather", "instead"])
+CLAUSE_ENDS = frozenset([".", ",", ";", ":", "!", "?", "\u3002", "\u3001", "but", "rather", "instead"])
 # Before a number, it makes another number of it: -42, 1/42.
 SIGNS = "-\u2212\u2013/"
 COPULAS = frozenset(["is", "was", "are", "were"])
@@ -34,7 +34,10 @@ PARTING = re.compile(r"\s*\n\s*|\s*[\u2014]\s*|\s[\u2013-]\s|[()]")
 MARKUP = re.compile(r"(?<!\w)_+|_+(?!\w)")
 GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 
-TOKEN = re.compile(r"\w+(?:[.,]\d+)*(?:['\u2019]\w+)?|[.,;:!?]")
+# Thai, Lao, Burmese and Khmer, kana, Chinese characters, Hangul: no blanks between words, or endings that join them.
+# Each character is a token, so that a form is found wherever it stands.
+JOINED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\U00020000-\U0003ffff"
+TOKEN = re.compile(rf"[{JOINED}]|[^\W{JOINED}]+(?:[.,]\d+)*(?:['\u2019]\w+)?|[.,;:!?\u3002\u3001]")
 
 
 def tokens(text: str) -> list[str]:

@@ -38,6 +38,12 @@ PHOTOSYNTHESIS = (
     "leaves, chlorophyll absorbs sunlight, and with its energy the plant makes sugar from water and carbon dioxide. "
     "Oxygen is left over and goes into the air, where animals and people breathe it."
 )
+RAIN = (
+    "Rain begins with water that the sun turns into vapour. The warm, moist air rises, and as it cools the vapour "
+    "condenses on tiny grains of dust and becomes a cloud of droplets. These meet and join until they are too heavy "
+    "for the wind that carries them, and then they fall to the ground as rain."
+)
+LONG_CONTEXT = 20000  # characters
 ANSWERS = {
     "What is the capital of France?": "The capital of France is Paris.",
     "What is the capital of Japan?": "The capital of Japan is Tokyo.",
@@ -56,6 +62,7 @@ ANSWERS = {
     "What is the capital of Spain?": "MANGO",
     "What is 2 + 2? You need no tool for this.": "2 + 2 = 4.",
     "Explain in about one hundred words why the sky is blue.": SKY,
+    "Explain in a short paragraph how rain forms.": RAIN,
 }
 BY_BEGINNING = {
     "A box holds 6 eggs.": "37",
@@ -136,6 +143,27 @@ def forgetful(body: Body, seen: Seen) -> Answer:
     return healthy(body, seen) if alone or asked not in made_up else Answer(made_up[asked])
 
 
+def after_a_long_context(rest: str, finish_reason: str = "stop") -> Script:
+    """A model that finds what it is asked for in a long context and cannot stop there."""
+
+    def script(body: Body, seen: Seen) -> Answer:
+        right = healthy(body, seen)
+        long = len(str(body["messages"][-1]["content"])) > LONG_CONTEXT
+        return replace(right, text=right.text + rest, finish_reason=finish_reason) if long else right
+
+    return script
+
+
+def sampled(change: Callable[[str], str]) -> Script:
+    """A fault in answers whose tokens are drawn."""
+
+    def script(body: Body, seen: Seen) -> Answer:
+        right = healthy(body, seen)
+        return replace(right, text=change(right.text)) if body.get("temperature") is None else right
+
+    return script
+
+
 def window(characters: int) -> Script:
     """Only the last characters of a prompt are seen: a cache that is too short, or positions that wrap."""
 
@@ -151,7 +179,7 @@ def lost_in_the_middle(body: Body, seen: Seen) -> Answer:
     """Of long contexts the middle third is not attended to."""
     asked = str(body["messages"][-1]["content"])
     found = NEEDLE.search(asked)
-    middle = found and len(asked) > 20000 and 1 / 3 < found.start() / len(asked) < 2 / 3
+    middle = found and len(asked) > LONG_CONTEXT and 1 / 3 < found.start() / len(asked) < 2 / 3
     return Answer("12345") if middle else healthy(body, seen)
 
 
@@ -243,6 +271,8 @@ FAULTS: dict[str, Fault] = {
     "one paragraph again and again": Fault(
         ("long-answer",), of_text(lambda text: " ".join([" ".join(text.split()[:150])] * 12), "Write a detailed essay")
     ),
+    # Sampling
+    "tokens are drawn from all of the vocabulary": Fault(("rain",), sampled(lambda _text: " ".join(DICE[:80]))),
     # Streams
     "an event of a stream lost": Fault(
         ("count-streamed-and-whole", "streamed-and-whole"), streamed(lambda events: events[:9] + events[10:])
@@ -282,6 +312,15 @@ FAULTS: dict[str, Fault] = {
     "only the last 4000 characters are seen": Fault(("needle at 10% of 2000 tokens",), window(4000)),
     "only the last 100,000 characters are seen": Fault(("needle at 10% of 32000 tokens",), window(100000)),
     "the middle of long contexts is lost": Fault(("needle at 50% of 32000 tokens",), lost_in_the_middle),
+    "the code of a long context, then other words": Fault(
+        ("needle at 10% of 32000 tokens",), after_a_long_context("".join(f" снова {n}" for n in range(30)))
+    ),
+    "the code of a long context, again and again": Fault(
+        ("needle at 10% of 32000 tokens",), after_a_long_context(" 12345" * 30)
+    ),
+    "the code of a long context, without an end": Fault(
+        ("needle at 10% of 32000 tokens",), after_a_long_context("", "length")
+    ),
     "only the last message is seen": Fault(("memory", "memory-after-a-question", "system-message"), forgetful),
     "the system message is lost": Fault(
         ("system-message",),

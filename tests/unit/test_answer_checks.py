@@ -58,6 +58,35 @@ def test_a_form_is_missing_or_denied(text: str) -> None:
     assert accept(["Paris"])(text) is not None
 
 
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("法国的首都是巴黎。", "巴黎"),
+        ("フランスの首都はパリです。", "パリ"),
+        ("파리입니다", "파리"),
+        ("คือปารีสครับ", "ปารีส"),
+    ],
+)
+def test_a_form_of_a_script_without_blanks_stands_anywhere(text: str, form: str) -> None:
+    assert accept([form])(text) is None
+    assert reject([form])(text) is not None
+    assert accept([form])("London。") is not None
+
+
+@pytest.mark.parametrize(
+    ("scripts", "text"),
+    [
+        (["cyrillic"], "Растения поглощают свет солнца и воду из почвы, кислород уходит в воздух, которым мы дышим."),
+        (["cjk"], "光合作用是植物利用阳光把水和二氧化碳变成糖并放出氧气的过程。"),
+    ],
+)
+def test_prose_of_another_script_is_judged_without_english_words(scripts: list[str], text: str) -> None:
+    assert coherent({"min_words": 15, "scripts": scripts})(text) is None
+    assert coherent({"min_words": 15})(text) is not None
+    assert "repeats itself" in str(coherent({"min_words": 15, "scripts": scripts})(text + " " + text[:12] * 20))
+    assert "no prose" in str(coherent({"min_words": 5, "scripts": scripts, "language": "en"})(text))
+
+
 def test_numbers_are_whole_numbers() -> None:
     assert states("It is 42.", "42")
     assert not states("It is 42.5", "42")

@@ -7,6 +7,7 @@ import math
 import random
 import re
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,47 @@ def test_a_needle_longer_than_what_is_served_is_left_out() -> None:
     whole = found["cases"][1]
     assert whole["verdict"] == "fail"  # the script knows no code
     assert 1600 < whole["measured"]["prompt_tokens"] <= 2000 - 256
+
+
+def test_after_its_time_no_case_is_asked() -> None:
+    document = {"name": "s", "cases": [{**suite()["cases"][0], "name": name} for name in "ab"]}
+    with FakeOpenAiServer(Reply("Paris")) as server:
+        found = ask(server.url, document, limit_s=-1.0)
+        in_time = ask(server.url, document, limit_s=60.0)
+    assert [case["verdict"] for case in found["cases"]] == ["could-not-run"] * 2
+    assert found["cases"][0]["reason"] == "not asked: the -1 s of this gate were over"
+    assert in_time["ok"]
+
+
+def test_a_sampled_case_names_no_temperature() -> None:
+    with FakeOpenAiServer(Reply("Paris")) as server:
+        ask(server.url, suite(sampled=True))
+        ask(server.url, suite())
+    assert [request["temperature"] for request in server.requests] == [None, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (Answer("{code}", finish_reason="length"), "the answer did not end within 64 tokens"),
+        (Answer("{code}", finish_reason="abort"), "the answer ended with 'abort', wanted stop"),
+        (Answer("{code}" + " and so on" * 20), "the answer repeats itself"),
+        (Answer("{code}, как было сказано в тексте"), "drift into other scripts"),
+        (Answer("{code} \ufffd"), "broken UTF-8"),
+        (Answer("{code}"), ""),
+    ],
+)
+def test_a_needle_that_is_found_is_not_all(answer: Answer, reason: str) -> None:
+    def script(body: Body, _seen: Any) -> Answer:
+        code = re.search(r"archive is (\d+)\.", body["messages"][0]["content"])
+        assert code is not None
+        return replace(answer, text=answer.text.format(code=code[1]))
+
+    needle = {"lengths": [600], "depths": [0.5], "max_tokens": 64}
+    with ScriptedModel(script).serve() as url:
+        (case,) = ask(url, {"name": "s", "cases": [{"name": "n", "needle": needle}]})["cases"]
+    assert (case["verdict"] == "pass") == (not reason)
+    assert reason in case["reason"]
 
 
 @pytest.mark.parametrize("reply", [Reply("<think>It is Paris"), Reply("So. </think> Paris", finish_reason="length")])
