@@ -33,7 +33,7 @@ from tests.gates.serving import WORK
 
 RESULT = HERE / "healthy.json"
 RUNS = 10  # of each start
-CONCURRENCY = (4, 1, 8, 2, 6, 3, 7, 5)
+CONCURRENCY = (4, 1, 8, 2, 16, 3, 7, 5)
 BACKGROUND = (3, 0, 0, 6)
 DIFFERENCES = ("drift", "again", "under_load", "against_prefill")
 
