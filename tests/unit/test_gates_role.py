@@ -18,19 +18,27 @@ GATE = """#!/usr/bin/python
 print({answer!r})
 """
 ANSWERS = {"coherence_gate": coherence(case("capital-of-france")), "throughput_gate": throughput()}
-# The service's invocation is another one from the given look on.
+# The service is another one, or has another state, from the given look on.
 SYSTEMCTL = """#!/bin/sh
 echo >> {count}
-[ "$(wc -l < {count})" -lt {restart} ] && echo first || echo second
+[ "$(wc -l < {count})" -lt {look} ] && set -- first active running || set -- {then}
+echo "InvocationID=$1
+ActiveState=$2
+SubState=$3"
 """
-# host -> the look at which the service was started again, and the suite.
+RESTARTED = "second active running"
+# host -> the look at which the service is no more what it was, what it is then, and the suite.
 SOUND = "name: mine\ncases: [{name: paris, prompt: 'Capital of France?', expect: {accept: [Paris]}}]\n"
 HOSTS = {
-    "steady": (9, SOUND),
-    "asked": (2, SOUND),
-    "measured": (3, SOUND),
-    "garbled": (9, "name: mine\ncases:\n  - name: secret\n    private: true\n    prompt: Halcyon: what is it?\n"),
-    "listed": (9, "- name: paris\n  prompt: Capital of France?\n"),
+    "steady": (9, RESTARTED, SOUND),
+    "asked": (2, RESTARTED, SOUND),
+    "measured": (3, RESTARTED, SOUND),
+    "failed": (3, "first failed failed", SOUND),
+    "waiting": (2, "first activating auto-restart", SOUND),
+    "dead": (1, "first failed failed", SOUND),
+    "stopped": (1, "'' inactive dead", SOUND),
+    "garbled": (9, RESTARTED, "name: mine\ncases:\n  - name: secret\n    private: true\n    prompt: Halcyon: what is it?\n"),
+    "listed": (9, RESTARTED, "- name: paris\n  prompt: Capital of France?\n"),
 }
 PLAYBOOK = """
 - name: Gates
@@ -51,10 +59,10 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
     for module, answer in ANSWERS.items():
         text = json.dumps({**answer, "changed": False, "msg": f"{module}: holds"})
         (folder / f"library/{module}.py").write_text(GATE.format(answer=text))
-    for host, (restart, suite) in HOSTS.items():
+    for host, (look, then, suite) in HOSTS.items():
         stubs = folder / host
         stubs.mkdir()
-        (stubs / "systemctl").write_text(SYSTEMCTL.format(count=stubs / "looks", restart=restart))
+        (stubs / "systemctl").write_text(SYSTEMCTL.format(count=stubs / "looks", look=look, then=then))
         (stubs / "systemctl").chmod(0o755)
         (stubs / "suite.yml").write_text(suite)
         hosts[host] = {"stubs": str(stubs), "gates_suites": [str(stubs / "suite.yml")]}
@@ -106,13 +114,35 @@ def test_a_service_that_was_started_again_is_another_one(
     assert "coherence_gate: holds" in output[host]
     assert ("throughput_gate: holds" in output[host]) is measured
     assert f"could not run: octoserve-main.service was started again while it was {host}: found" in output[host]
-    assert "found invocation second, wanted first" in output[host]
+    assert "found invocation second, active (running), wanted first, active (running)" in output[host]
     assert gates_ok(folder, host) == "0.0"
     summary = json.loads((folder / f"reports/{host}/latest/summary.json").read_text())
     assert (summary["ok"], summary["failed_phase"]) == (False, "coherence")
     report = (folder / f"reports/{host}/latest/summary.md").read_text()
     assert "The gates could not run" in report
     assert "was started again" in report
+
+
+@pytest.mark.parametrize(
+    ("host", "while_", "state"),
+    [("failed", "measured", "failed (failed)"), ("waiting", "asked", "activating (auto-restart)")],
+)
+def test_a_service_that_ended_keeps_its_invocation_and_is_another_one(
+    said: tuple[Path, dict[str, str]], host: str, while_: str, state: str
+) -> None:
+    folder, output = said
+    assert "coherence_gate: holds" in output[host]
+    assert f"could not run: octoserve-main.service ended while it was {while_}: found" in output[host]
+    assert f"found invocation first, {state}, wanted first, active (running)" in output[host]
+    assert gates_ok(folder, host) == "0.0"
+
+
+@pytest.mark.parametrize(("host", "state"), [("dead", "failed (failed)"), ("stopped", "inactive (dead)")])
+def test_a_service_that_does_not_run_is_not_asked(said: tuple[Path, dict[str, str]], host: str, state: str) -> None:
+    folder, output = said
+    assert f"octoserve-main.service is not running on {host}: found {state}, wanted active (running)" in output[host]
+    assert "holds" not in output[host]
+    assert gates_ok(folder, host) == "0.0"
 
 
 @pytest.mark.parametrize(
