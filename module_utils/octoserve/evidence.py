@@ -24,6 +24,8 @@ from .report.page import render
 from .report.redaction import redact
 
 DID_NOT_RUN = "did-not-run"
+COULD_NOT_RUN = "could-not-run"
+ANOTHER_START = "the service ended or was started again: what was measured is not all of one start"
 DEFAULT_INSTANCE = "main"
 COHERENCE = "coherence"
 THROUGHPUT = "throughput"
@@ -96,6 +98,8 @@ class Run:
         # What fails after it speaks of the deployment that was to come back, not of what made this run fail.
         kept = [key for key in CONTEXT_KEYS if key != "failed_phase" or not self.context.get("restored")]
         self.context.update({key: told[key] for key in kept if key in told})
+        if told.get("restarted"):
+            self._does_not_hold()
         # A module that broke, or a long job that was lost, gave no verdict.
         if "ok" not in result or result.get("skipped"):
             return
@@ -110,6 +114,15 @@ class Run:
             self.coherence = coherence_of(result)
         if task.action == "throughput_gate" and (self.throughput is None or self.throughput["ok"]):
             self.throughput = throughput_of(result)
+
+    def _does_not_hold(self) -> None:
+        """The service ended or was started again between or in the gates: none of them holds, whatever it found."""
+        if self.context.get("restored"):
+            self.of_restored = dict.fromkeys(self.of_restored, False)
+            return
+        self.coherence = dict(NO_COHERENCE)
+        if self.throughput is not None:
+            self.throughput = throughput_of({"ok": False, "verdict": COULD_NOT_RUN, "reason": ANOTHER_START})
 
     @property
     def cause(self) -> Task | None:

@@ -37,7 +37,11 @@ HOSTS = {
     "waiting": (2, "first activating auto-restart", SOUND),
     "dead": (1, "first failed failed", SOUND),
     "stopped": (1, "'' inactive dead", SOUND),
-    "garbled": (9, RESTARTED, "name: mine\ncases:\n  - name: secret\n    private: true\n    prompt: Halcyon: what is it?\n"),
+    "garbled": (
+        9,
+        RESTARTED,
+        "name: mine\ncases:\n  - name: secret\n    private: true\n    prompt: Halcyon: what is it?\n",
+    ),
     "listed": (9, RESTARTED, "- name: paris\n  prompt: Capital of France?\n"),
 }
 PLAYBOOK = """
@@ -118,8 +122,20 @@ def test_a_service_that_was_started_again_is_another_one(
     assert gates_ok(folder, host) == "0.0"
     summary = json.loads((folder / f"reports/{host}/latest/summary.json").read_text())
     assert (summary["ok"], summary["failed_phase"]) == (False, "coherence")
+    assert (summary["coherence"]["ok"], summary["coherence"]["passed"]) == (False, 0)
+    assert (summary["throughput"]["ok"], summary["throughput"]["decode_tok_s"]) == (False, None)
+    assert summary["throughput"]["verdict"] == ("could-not-run" if measured else "did-not-run")
+    told = (folder / f"reports/{host}/latest/metrics.prom").read_text()
+    for metric in ("gates", "coherence", "throughput"):
+        assert f'octoserve_{metric}_ok{{service="main"}} 0.0' in told
+    page = (folder / f"reports/{host}/latest/report.html").read_text()
+    assert "The gates could not run" in page
+    assert "was started again" in page
+    assert "of 1 case passed" not in page
     report = (folder / f"reports/{host}/latest/summary.md").read_text()
     assert "The gates could not run" in report
+    assert "Coherence: no verdict" in report
+    assert ("Throughput: could not run" in report) is measured
     assert "was started again" in report
 
 
@@ -147,7 +163,7 @@ def test_a_service_that_does_not_run_is_not_asked(said: tuple[Path, dict[str, st
 
 @pytest.mark.parametrize(
     ("host", "mistake"),
-    [("garbled", "no YAML: line 5, column 20: mapping values are not allowed"), ("listed", "found a list")],
+    [("garbled", "no YAML: line 5, column 18: mapping values are not allowed"), ("listed", "found a list")],
 )
 def test_a_mistake_in_a_suite_names_its_file(said: tuple[Path, dict[str, str]], host: str, mistake: str) -> None:
     folder, output = said
