@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,15 +197,17 @@ def metrics(run: Run, summary: Mapping[str, Any]) -> str:
     return exposition(origin, run.started, summary["ok"], summary["coherence"], summary["throughput"])
 
 
-def write(run: Run, reports: Path, template: Path, secrets: Iterable[str] = ()) -> Path:
+def write(run: Run, reports: Path, template: Path, secrets: Iterable[str] = (), private: Iterable[str] = ()) -> Path:
     """Write the report of a run and point ``latest`` at it; returns its folder. Raises OSError.
+
+    ``secrets`` and what private cases ask are blackened.
 
     The folder appears whole, under the time at which the run started.
     """
-    known = list(secrets)
-    summary = redact(summarize(run), known)
-    cause = redact(asdict(run.cause), known) if run.failed_phase and run.cause else None
-    measured = redact(run.throughput or {}, known)
+    clean = partial(redact, secrets=set(secrets), private=set(private))
+    summary = clean(summarize(run))
+    cause = clean(asdict(run.cause)) if run.failed_phase and run.cause else None
+    measured = clean(run.throughput or {})
     base = reports / run.host
     base.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=base, prefix=".writing-"))
@@ -212,12 +215,12 @@ def write(run: Run, reports: Path, template: Path, secrets: Iterable[str] = ()) 
         building.chmod(0o755)
         raw = building / "raw"
         raw.mkdir()
-        tasks = [json.dumps(redact(asdict(task), known), ensure_ascii=False) for task in run.tasks]
+        tasks = [json.dumps(clean(asdict(task)), ensure_ascii=False) for task in run.tasks]
         (raw / "tasks.jsonl").write_text("".join(f"{line}\n" for line in tasks), encoding="utf-8")
         _json(raw / "coherence.json", summary["coherence"])
         _json(raw / "throughput.json", measured)
         if run.preflight is not None:
-            _json(raw / "preflight.json", redact(run.preflight, known))
+            _json(raw / "preflight.json", clean(run.preflight))
         _json(building / "summary.json", summary)
         files = {
             "junit.xml": junit(summary, cause["message"] if cause else ""),
