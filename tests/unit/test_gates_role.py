@@ -15,7 +15,10 @@ ROOT = Path(__file__).parents[2]
 # Answers as the module of this name would, where all is well.
 GATE = """#!/usr/bin/python
 # WANT_JSON
-print({answer!r})
+import json, sys
+answer, asked = json.loads({answer!r}), json.load(open(sys.argv[1]))
+answer["msg"] += f" ({{asked.get('concurrency')}} at once, {{asked['timeout']}} s)"
+print(json.dumps(answer))
 """
 ANSWERS = {"coherence_gate": coherence(case("capital-of-france")), "throughput_gate": throughput()}
 # The service is another one, or has another state, from the given look on.
@@ -70,6 +73,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
         (stubs / "systemctl").chmod(0o755)
         (stubs / "suite.yml").write_text(suite)
         hosts[host] = {"stubs": str(stubs), "gates_suites": [str(stubs / "suite.yml")]}
+    hosts["measured"].update(gates_coherence_timeout=100, gates_throughput_timeout=200)
     variables = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
@@ -108,6 +112,13 @@ def test_a_service_that_runs_on_is_asked_and_measured(said: tuple[Path, dict[str
     assert "throughput_gate: holds" in output["steady"]
     assert "FAILED" not in output["steady"], output["steady"]
     assert gates_ok(folder, "steady") == "1.0"
+
+
+def test_the_time_of_each_gate_is_bounded(said: tuple[Path, dict[str, str]]) -> None:
+    _, output = said
+    for host, asked, measured in (("steady", 7200, 3600), ("measured", 100, 200)):
+        assert f"at once, {asked} s)" in output[host]
+        assert f"throughput_gate: holds (None at once, {measured} s)" in output[host]
 
 
 @pytest.mark.parametrize(("host", "measured"), [("asked", False), ("measured", True)])
