@@ -66,8 +66,8 @@ options:
     required: true
   start:
     description:
-      - Identity of the running start of the service (systemd's InvocationID). Where another one runs at the end, a first
-        deploy records nothing and the module fails.
+      - Identity of the running start of the service (systemd's InvocationID). Where another one runs at the end, a
+        first deploy records nothing and the module fails.
     type: str
     required: true
   bootstrap:

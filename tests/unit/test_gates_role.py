@@ -73,7 +73,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
         (stubs / "systemctl").chmod(0o755)
         (stubs / "suite.yml").write_text(suite)
         hosts[host] = {"stubs": str(stubs), "gates_suites": [str(stubs / "suite.yml")]}
-    hosts["measured"].update(gates_coherence_timeout=100, gates_throughput_timeout=200)
+    hosts["measured"].update(gates_max_num_seqs=8, gates_coherence_timeout=100, gates_throughput_timeout=200)
     variables = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
@@ -112,6 +112,12 @@ def test_a_service_that_runs_on_is_asked_and_measured(said: tuple[Path, dict[str
     assert "throughput_gate: holds" in output["steady"]
     assert "FAILED" not in output["steady"], output["steady"]
     assert gates_ok(folder, "steady") == "1.0"
+
+
+def test_as_many_cases_are_asked_at_once_as_are_served_at_most_16(said: tuple[Path, dict[str, str]]) -> None:
+    _, output = said
+    assert "coherence_gate: holds (16 at once" in output["steady"], "not known how many are served"
+    assert "coherence_gate: holds (8 at once" in output["measured"]
 
 
 def test_the_time_of_each_gate_is_bounded(said: tuple[Path, dict[str, str]]) -> None:
