@@ -104,8 +104,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core ships 
             counts = stats.summarize(host)
             run.failed = bool(counts["failures"] or counts["unreachable"])
             try:
-                secret = self._secrets.get(host, set()) | private
-                folder = evidence.write(run, reports, ROOT / "templates/report.html.j2", secret)
+                secret = self._secrets.get(host, set())
+                folder = evidence.write(run, reports, ROOT / "templates/report.html.j2", secret, private)
             except Exception as error:  # a fault in one report must not cost the others
                 self._display.error(f"no report of {host}: {error!r}; wanted to write it below {reports}")
                 continue
@@ -145,7 +145,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core ships 
 def private_texts(folder: Path) -> set[str]:
     """What the private cases of this run asked."""
     files = folder.glob(ASKED_FILES)
-    return {text for file in files for text in redaction.private_texts(json.loads(file.read_text(encoding="utf-8")))}
+    return redaction.private_texts([json.loads(file.read_text(encoding="utf-8")) for file in files])
 
 
 def verdict(run: evidence.Run) -> str:

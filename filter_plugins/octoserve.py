@@ -79,7 +79,7 @@ def _of_file(path: str, parse: Callable[[str], Any], check: Callable[[Any], Any]
 def _named(path: str, read: Callable[[], Any]) -> Any:
     try:
         return read()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:  # a list where a text is wanted, say
         raise ValueError(f"{path}: {error}") from error
 
 

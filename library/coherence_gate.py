@@ -60,6 +60,16 @@ options:
         not name it.
     type: path
     required: true
+  unit:
+    description: Systemd unit of the service that answers.
+    type: str
+    required: true
+  start:
+    description:
+      - Identity of the running start of the service (systemd's InvocationID). Where another one runs at the end, a
+        first deploy records nothing and the module fails.
+    type: str
+    required: true
   bootstrap:
     description:
       - Whether this is the first deploy, which has no references. Where every case passes, what was measured is
@@ -107,6 +117,8 @@ EXAMPLES = r"""
     perplexity:
       score-prose: 9.5
     record: /var/lib/octoserve/baselines/glm5_ud_q4_k_xl__reference.json
+    unit: octoserve-main.service
+    start: 4f1a6a0c0d5e4a8c9a3d6f0d3b1f7a55
   register: coherence
   failed_when: not coherence.ok
 """
@@ -195,6 +207,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "perplexity": {"type": "dict", "default": {}},
     "references": {"type": "dict", "default": {}},
     "record": {"type": "path", "required": True},
+    "unit": {"type": "str", "required": True},
+    "start": {"type": "str", "required": True},
     "bootstrap": {"type": "bool", "default": False},
     "told": {"type": "dict", "default": {}},
     "concurrency": {"type": "int", "default": 4},
@@ -226,7 +240,7 @@ def main() -> None:
         result = coherence.not_asked(suites, coherence.Settings(**settings), "check mode: not asked")
         message = f"would ask {len(cases)} cases: " + ", ".join(case.name for case in cases)
         module.exit_json(changed=False, skipped=True, msg=message, recorded=[], **result)
-    spec = {key: ask[key] for key in ("base_url", "model", "request_timeout", "record", "told")}
+    spec = {key: ask[key] for key in ("base_url", "model", "request_timeout", "record", "unit", "start", "told")}
     # Suites are handed over with the secrets, so that a private question stays in no file; the digest tells them apart.
     digest = hashlib.sha256(json.dumps(ask["suites"], sort_keys=True).encode()).hexdigest()
     secrets = {"api_key": ask["api_key"], "suites": ask["suites"]}

@@ -37,6 +37,6 @@ def known(mapping: Any, keys: Sequence[str]) -> None:
     """Raises ValueError where it is no mapping, or holds another key than these."""
     if not isinstance(mapping, Mapping):
         raise ValueError(f"found {mapping!r}, wanted {', '.join(keys)}")
-    unknown = sorted(set(mapping) - set(keys))
+    unknown = sorted(map(str, set(mapping) - set(keys)))  # YAML reads `yes:` as true and `1:` as a number
     if unknown:
         raise ValueError(f"unknown: {', '.join(unknown)}; known: {', '.join(keys)}")

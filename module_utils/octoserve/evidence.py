@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from .report.page import render
 from .report.redaction import redact
 
 DID_NOT_RUN = "did-not-run"
+COULD_NOT_RUN = "could-not-run"
+ANOTHER_START = "the service ended or was started again: what was measured is not all of one start"
 DEFAULT_INSTANCE = "main"
 COHERENCE = "coherence"
 THROUGHPUT = "throughput"
@@ -96,6 +99,8 @@ class Run:
         # What fails after it speaks of the deployment that was to come back, not of what made this run fail.
         kept = [key for key in CONTEXT_KEYS if key != "failed_phase" or not self.context.get("restored")]
         self.context.update({key: told[key] for key in kept if key in told})
+        if told.get("restarted"):
+            self._does_not_hold()
         # A module that broke, or a long job that was lost, gave no verdict.
         if "ok" not in result or result.get("skipped"):
             return
@@ -110,6 +115,15 @@ class Run:
             self.coherence = coherence_of(result)
         if task.action == "throughput_gate" and (self.throughput is None or self.throughput["ok"]):
             self.throughput = throughput_of(result)
+
+    def _does_not_hold(self) -> None:
+        """The service ended or was started again between or in the gates: none of them holds, whatever it found."""
+        if self.context.get("restored"):
+            self.of_restored = dict.fromkeys(self.of_restored, False)
+            return
+        self.coherence = dict(NO_COHERENCE)
+        if self.throughput is not None:
+            self.throughput = throughput_of({"ok": False, "verdict": COULD_NOT_RUN, "reason": ANOTHER_START})
 
     @property
     def cause(self) -> Task | None:
@@ -183,15 +197,17 @@ def metrics(run: Run, summary: Mapping[str, Any]) -> str:
     return exposition(origin, run.started, summary["ok"], summary["coherence"], summary["throughput"])
 
 
-def write(run: Run, reports: Path, template: Path, secrets: Iterable[str] = ()) -> Path:
+def write(run: Run, reports: Path, template: Path, secrets: Iterable[str] = (), private: Iterable[str] = ()) -> Path:
     """Write the report of a run and point ``latest`` at it; returns its folder. Raises OSError.
+
+    ``secrets`` and what private cases ask are blackened.
 
     The folder appears whole, under the time at which the run started.
     """
-    known = list(secrets)
-    summary = redact(summarize(run), known)
-    cause = redact(asdict(run.cause), known) if run.failed_phase and run.cause else None
-    measured = redact(run.throughput or {}, known)
+    clean = partial(redact, secrets=set(secrets), private=set(private))
+    summary = clean(summarize(run))
+    cause = clean(asdict(run.cause)) if run.failed_phase and run.cause else None
+    measured = clean(run.throughput or {})
     base = reports / run.host
     base.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=base, prefix=".writing-"))
@@ -199,12 +215,12 @@ def write(run: Run, reports: Path, template: Path, secrets: Iterable[str] = ()) 
         building.chmod(0o755)
         raw = building / "raw"
         raw.mkdir()
-        tasks = [json.dumps(redact(asdict(task), known), ensure_ascii=False) for task in run.tasks]
+        tasks = [json.dumps(clean(asdict(task)), ensure_ascii=False) for task in run.tasks]
         (raw / "tasks.jsonl").write_text("".join(f"{line}\n" for line in tasks), encoding="utf-8")
         _json(raw / "coherence.json", summary["coherence"])
         _json(raw / "throughput.json", measured)
         if run.preflight is not None:
-            _json(raw / "preflight.json", redact(run.preflight, known))
+            _json(raw / "preflight.json", clean(run.preflight))
         _json(building / "summary.json", summary)
         files = {
             "junit.xml": junit(summary, cause["message"] if cause else ""),

@@ -20,7 +20,7 @@ A *worker* is a module of this package that ends in
 
 with `work(spec, secrets, progress) -> result`, both dictionaries of JSON values. An error that an
 operator can act on is raised as `WorkerError`. Workers resume: a job whose unit died without a last
-word (reboot, SIGKILL) is started again with the same spec.
+word (reboot, SIGKILL) is started again with the same spec; one that systemd ended at its timeout is not.
 
 The state of a job is JSON in /var/lib/octoserve/jobs/<name>.json:
 {name, worker, run, attempt, digest, state: running|done|failed, phase, done, total, unit, rate, eta,
@@ -33,6 +33,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import subprocess
@@ -212,7 +213,7 @@ def follow(
 
     Without `run` (first call): attach to a job that runs with the same spec, else start one, after
     stopping one of another spec. With `run`: follow that run to its result or error; start it again
-    where its unit died, at most MAX_ATTEMPTS times.
+    where its unit died within its time, at most MAX_ATTEMPTS times.
 
     Raises JobError where systemd refuses.
     """
@@ -231,6 +232,8 @@ def follow(
             return Outcome(run, True, {}, error=_replaced(job, state))
         if state["state"] == "running" and not alive:
             attempt = int(state["attempt"])
+            if time.time() >= float(state.get("started", math.inf)) + job.timeout:
+                return Outcome(run, True, _progress(state), error=_late(job, state))
             if attempt >= MAX_ATTEMPTS:
                 return Outcome(run, True, _progress(state), error=_died(job, state, attempt))
             with _locked(jobs / f"{job.name}.lock"):
@@ -329,6 +332,13 @@ def _replaced(job: Job, state: dict[str, Any]) -> str:
     return (
         f"job {job.name} was started anew by someone else (run {state.get('run')}); "
         "run the playbook again to attach to it"
+    )
+
+
+def _late(job: Job, state: dict[str, Any]) -> str:
+    return (
+        f"job {job.name} was not finished within {job.timeout} s and was ended in phase {state.get('phase')!r}; "
+        f"see 'journalctl -u {job.unit}'"
     )
 
 

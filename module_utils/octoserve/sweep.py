@@ -7,23 +7,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import latency, load, trial
-from .openai_api import Client, join_chunks
+from .openai_api import ApiError, Client, join_chunks
+from .patience import patiently
 from .prompts import Sizing, Writer
 from .sweep_plan import TOLERANCE, Point
 
 # Prompts are sized to TOLERANCE; one that is cut by the server is far shorter.
 ALLOWED = 4 * TOLERANCE
+# A server that was only slow gives a new request its first token within this time.
+PROBE_TIMEOUT_S = 60.0
 
 
 def left_out(point: Point, reason: str) -> dict[str, Any]:
     """The result of a point that was not measured."""
-    return _result(point, load.Load([], load.total([])), [], 0, reason)
+    return _result(point, load.Load([], load.total([])), [], failed=0, cut=0, reason=reason)
 
 
 def run(
     client: Client, point: Point, seconds: float, *, writer: Writer, sizing: Sizing, options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], load.Cost]:
-    """Measure a point within ``seconds``. Returns its result and what the generator spent on it."""
+    """Measure a point within ``seconds``. Returns its result and what the generator spent on it.
+
+    Requests that were cut did not fail, unless the server then has no token for a new one either.
+    """
     # Answers of a fixed length: they are not judged here, and a short one would measure the model's mood.
     prompts = [
         load.Prompt(writer.text(sizing.words(prompt)), answer, {**options, "ignore_eos": True})
@@ -43,12 +49,26 @@ def run(
     if wrong := other_context(point, [answer for answer, _ in measured]):
         errors += [wrong] * len(measured)
         measured = []
+    cut = sum(answer.cut for answer in done.answers)
+    if cut and (silence := no_token(client, options)):
+        errors += [f"{cut} of {len(done.answers)} requests were cut at {seconds:g} s, and {silence}"] * cut
+        cut = 0
     reasons = [f"{len(errors)} of {len(done.answers)} requests failed, the first with: {errors[0]}"] if errors else []
     if len(measured) + len(errors) < len(prompts):
         reasons.append(f"cut short at {seconds:g} s with {len(measured)} of {len(prompts)} requests finished")
     if done.cost.bottleneck:
         reasons.append(f"the load generator was the bottleneck: {done.cost.busy:.0%} of a core")
-    return _result(point, done, measured, len(errors), "; ".join(reasons)), done.cost
+    return _result(point, done, measured, failed=len(errors), cut=cut, reason="; ".join(reasons)), done.cost
+
+
+def no_token(client: Client, options: Mapping[str, Any]) -> str:
+    """How a server that hangs fails to answer the shortest request; empty where it answers."""
+    bounded = client.with_timeout(PROBE_TIMEOUT_S)
+    try:
+        patiently(lambda: bounded.chat([{"role": "user", "content": "Hello"}], 1, **options))
+    except ApiError as error:
+        return f"a new request then got no token within {PROBE_TIMEOUT_S:g} s: {error}"
+    return ""
 
 
 def other_context(point: Point, answers: Sequence[load.Answer]) -> str:
@@ -62,7 +82,9 @@ def _result(
     point: Point,
     done: load.Load,
     measured: Sequence[tuple[load.Answer, trial.Trial]],
+    *,
     failed: int,
+    cut: int,
     reason: str,
 ) -> dict[str, Any]:
     """A point as summary.json holds it; numbers of requests that finished, None where none did."""
@@ -79,7 +101,7 @@ def _result(
         "prompt_tokens": statistics.fmean(prompt_tokens) if prompt_tokens else None,
         "requests": len(done.answers),
         "failed": failed,
-        "cut": sum(answer.cut for answer in done.answers),
+        "cut": cut,
         "retries": sum(answer.retries for answer in done.answers),
         "seconds": done.cost.seconds,
         "output_tok_s": sum(one.completion_tokens for one in trials) / span if span > 0 else None,

@@ -51,7 +51,7 @@ def main() -> int:
     elif "--property=ActiveState" in arguments:
         print("active" if alive(Path(folder) / arguments[-1]) else "inactive")
     else:
-        print(INVOCATION)
+        print(f"ActiveState=active\nSubState=running\nInvocationID={INVOCATION}")
     return 0
 
 

@@ -136,6 +136,20 @@ def test_a_rollback_is_no_pass_and_a_gate_stays_failed() -> None:
     assert evidence.summarize(a_run(COHERENT, FAST, late, broke, failed=True))["failed_phase"] == "coherence"
 
 
+def test_after_a_restart_neither_gate_holds() -> None:
+    broke: Finished = (task("gates", "assert", "failed", "could not run"), {})
+    told = {"failed_phase": "coherence", "restarted": True}
+    restarted = (task("gates", "set_fact"), {"ansible_facts": {"gates_evidence": told}})
+    found = evidence.summarize(a_run(COHERENT, FAST, restarted, broke, COHERENT, failed=True))
+    assert (found["coherence"]["ok"], found["throughput"]["ok"]) == (False, False)
+    assert (found["throughput"]["verdict"], found["failed_phase"]) == ("could-not-run", "coherence")
+    begun = (task("gates", "set_fact"), {"ansible_facts": {"octoserve_evidence": {"restored": {"deployment": 3}}}})
+    wrong = (task("gates", "coherence_gate"), coherence(case("capital", "fail")))
+    found = evidence.summarize(a_run(wrong, broke, begun, COHERENT, FAST, restarted, broke, failed=True))
+    assert found["restored"] == {"deployment": 3, "coherence": False, "throughput": False}
+    assert found["coherence"]["total"] == 1, "what made the run fail stays"
+
+
 @pytest.mark.parametrize(
     ("number", "gates", "back", "said"),
     [

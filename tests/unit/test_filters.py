@@ -57,6 +57,23 @@ def test_what_the_gates_read_is_checked_before_a_deploy(filters: dict[str, Calla
     assert "tiny_glm.json: score-photosynthesis, score-count, score-wrong-sums: of another text" in stale
 
 
+@pytest.mark.parametrize(
+    ("case", "mistake"),
+    [
+        ("{name: a, prompt: b, expect: {accept: [c]}, yes: 1, 2: 3}", "case 'a': unknown: 2, True; known: "),
+        ("{name: a, prompt: b, expect: {accept: [c]}, needs: [{d: 1}]}", ""),
+    ],
+)
+def test_a_mistake_of_another_type_names_the_file_of_its_suite(
+    filters: dict[str, Callable[..., Any]], tmp_path: Path, case: str, mistake: str
+) -> None:
+    path = tmp_path / "ours.yml"
+    path.write_text(f"name: ours\ncases: [{case}]\n")
+    with pytest.raises(AnsibleFilterError) as raised:
+        filters["gates_suite"]((str(path), path.read_text()))
+    assert str(raised.value).startswith(f"{path}: {mistake}")
+
+
 def test_the_unit_starts_exactly_what_was_meant(filters: dict[str, Callable[..., Any]]) -> None:
     options = {
         "hf-overrides": {"index_topk": 0, "note": "100 % of $HOME, \"quoted\" and 'so'\n\\"},

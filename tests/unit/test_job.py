@@ -153,6 +153,14 @@ def test_repeated_silent_death_ends(host: Host) -> None:
     assert len(host.launcher.started) == job.MAX_ATTEMPTS
 
 
+def test_a_job_that_was_ended_at_its_timeout_is_not_started_again(host: Host) -> None:
+    work = Job("late", "dier", {}, timeout=0)
+    outcome = host.follow(work)
+    assert outcome.finished
+    assert "job late was not finished within 0 s and was ended in phase 'starting'" in str(outcome.error)
+    assert len(host.launcher.started) == 1
+
+
 def test_state_left_running_by_a_reboot_is_started_again(host: Host) -> None:
     work = Job("sum", "adder", {"numbers": [5]})
     host.jobs.mkdir()

@@ -170,21 +170,31 @@ def test_the_prompts_of_private_cases_are_known() -> None:
             {"name": "three", "private": True, "score": {"text": "A text of the house."}},
         ],
     }
-    found = private_texts({"suites": [suite], "api_key": "k"})
+    found = private_texts([{"suites": [suite], "api_key": "k"}])
     assert {"What is\nproject Halcyon's code?", "project Halcyon's code?", "The secret is out."} <= found
     assert "A text of the house." in found
     assert not any("France" in text or "Paris" in text for text in found)
-    whole = private_texts({"suites": [{"private": True, "cases": [{"name": "x", "prompt": "Everything here."}]}]})
-    assert "Everything here." in whole
+    cases = [{"name": "x", "prompt": "Everything here."}, {"name": "y", "prompt": "All but this.", "private": False}]
+    whole = private_texts([{"suites": [{"private": True, "cases": cases}]}])
+    assert whole == {"Everything here."}
+
+
+def test_what_public_cases_ask_as_well_is_no_secret() -> None:
+    private = {"name": "a", "private": True, "prompt": "Who is Halcyon?\nAnswer with the number only."}
+    public = {"name": "b", "prompt": "What is 17 + 25? Answer with the number only."}
+    one, other = ({"suites": [{"name": "mine", "cases": [case]}]} for case in (private, public))
+    assert "Answer with the number only." in private_texts([one])
+    assert "Answer with the number only." not in private_texts([one, other])
+    assert "Who is Halcyon?" in private_texts([one, other])
 
 
 def test_what_is_private_reaches_no_file(tmp_path: Path) -> None:
     """A message of a task that quotes a private prompt, whole or as Python writes it, is blackened everywhere."""
-    prompt = 'What does "Halcyon" stand for,\nin one word?'
+    prompt = 'What does "Halcyon" stand for,\nin one word?\nthroughput'  # which is a key of the summary, too
     asked = {"suites": [{"cases": [{"name": "secret", "private": True, "prompt": prompt}]}]}
     told = f"the gate cannot be asked: case 'secret': found {prompt!r}; {prompt}"
     run = made_up.run((made_up.task("gates", "coherence_gate", "failed", told), {"msg": told}), failed=True)
-    folder = evidence.write(run, tmp_path, TEMPLATE, private_texts(asked))
+    folder = evidence.write(run, tmp_path, TEMPLATE, private=private_texts([asked]))
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert [path.name for path in files if "Halcyon" in path.read_text()] == []
     assert "the gate cannot be asked" in json.loads((folder / "raw/tasks.jsonl").read_text())["message"]

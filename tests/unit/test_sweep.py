@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import threading
 from typing import Any
 
 import pytest
@@ -167,11 +168,30 @@ def test_a_point_is_cut_at_its_time_and_says_so() -> None:
         found = measure(server, Point(CONCURRENCY, 1, 0, [(50, 51)] * 20), seconds=0.8)
     assert found["seconds"] < 2
     assert (found["failed"], found["cut"]) == (0, 1)
+    assert server.requests[-1]["max_tokens"] == 1, "it was asked whether it only was slow"
     assert "cut short at 0.8 s with 1 of 20 requests finished" in found["reason"]
     with FakeOpenAiServer(slow) as server:
         found = measure(server, Point(CONCURRENCY, 1, 0, [(50, 50)] * 20), seconds=0.2)
     assert found["output_tok_s"] is None
     assert "with 0 of 20 requests finished" in found["reason"]
+
+
+def test_an_engine_that_hangs_under_load_failed_and_was_not_only_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the third request on no one gets a token."""
+    monkeypatch.setattr(sweep, "PROBE_TIMEOUT_S", 0.3)
+    asked, ended = itertools.count(), threading.Event()
+
+    def hangs(body: Body) -> Reply:
+        if next(asked) >= 2:
+            ended.wait(20)
+        return script(body)
+
+    with FakeOpenAiServer(hangs) as server:
+        found = measure(server, Point(CONCURRENCY, 2, 0, [(50, 20)] * 4), seconds=1)
+        ended.set()
+    assert (found["requests"], found["failed"], found["cut"]) == (4, 2, 0)
+    assert "2 of 4 requests were cut at 1 s, and a new request then got no token within 0.3 s: http" in found["reason"]
+    assert found["output_tok_s"] is not None, "what was measured before stays"
 
 
 def test_percentiles_are_linear_between_neighbours() -> None:

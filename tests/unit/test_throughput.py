@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import statistics
+import threading
 from typing import Any
 
 import pytest
 from fake_openai_server import COUNT, Body, FakeOpenAiServer, Reply
-from octoserve import baseline, load, sweep_plan, throughput
+from octoserve import baseline, load, sweep, sweep_plan, throughput
 from octoserve.baseline import Start
 from octoserve.openai_api import Client
 from octoserve.throughput import Limits, Measured, Request, gate
@@ -177,6 +178,26 @@ def test_a_point_with_a_failed_request_is_never_a_silent_pass() -> None:
     assert "requests failed, the first with: " in found["reason"]
     assert "HTTP 500" in found["reason"]
     assert found["decode_tok_s"]["n"] == 1, "what was measured stays"
+
+
+def test_an_engine_that_hangs_under_load_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request at a time is answered; the first of several hangs the server."""
+    monkeypatch.setattr(sweep, "PROBE_TIMEOUT_S", 0.2)
+    settings = {"point_seconds": 1, "requests": 1, "answer_tokens": 12, "concurrency": [1, 3], "context": []}
+    ended = threading.Event()
+
+    def hangs(body: Body) -> Reply:
+        if sum(asked["max_tokens"] == 12 for asked in server.requests) > 1:
+            ended.wait(20)
+        return script(body)
+
+    with FakeOpenAiServer(hangs) as server:
+        plan = sweep_plan.parse({**settings, "mix": {"requests": 0}})
+        found = gate(Client(server.url), FEW, Limits(1, 100), lambda mean: NO_BASELINE, settings=plan)
+        ended.set()
+    assert (found["ok"], found["verdict"]) == (False, "could-not-run")
+    assert found["reason"].startswith("concurrency 3: 3 of 3 requests failed, the first with: 3 of 3 requests were cut")
+    assert "a new request then got no token within 0.2 s" in found["reason"]
 
 
 def test_sweeps_that_cannot_be_measured_leave_the_trials_and_the_floor() -> None:

@@ -13,44 +13,61 @@ REDACTED = "***"
 MIN_SECRET_CHARS = 6
 
 
-def redact(value: Any, secrets: Iterable[str] = ()) -> Any:
+def redact(value: Any, secrets: Iterable[str] = (), private: Iterable[str] = ()) -> Any:
     """A copy of JSON values without secrets: named ones, known ones, and texts that look like one.
 
+    Keys lose secrets, too, but not what is ``private``: a line of a prompt may be an ordinary word.
     Halves of surrogate pairs become U+FFFD: no file could hold them.
     """
-    known = sorted({secret for secret in secrets if secret}, key=len, reverse=True)
+    known, hidden = _longest_first(secrets), _longest_first([*secrets, *private])
 
     def clean(part: Any, name: str = "") -> Any:
         if isinstance(part, Mapping):
-            return {clean(str(key)): clean(entry, str(key)) for key, entry in part.items()}
+            return {blacken(str(key), known): clean(entry, str(key)) for key, entry in part.items()}
         if isinstance(part, (list, tuple)):
             return [clean(entry, name) for entry in part]
         if not isinstance(part, str):
             return part
         if part and SECRET_NAME.search(name):
             return REDACTED
-        for secret in known:
-            part = part.replace(secret, REDACTED)
-        return SECRET_TEXT.sub(REDACTED, part).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return blacken(part, hidden)
 
     return clean(value)
 
 
-def private_texts(arguments: Any) -> set[str]:
-    """What the private cases anywhere in a gate's arguments ask, so that no message of a task brings it back."""
-    return {text for case in _private(arguments) for text in _asked(case) if len(text) >= MIN_SECRET_CHARS}
+def blacken(text: str, secrets: Iterable[str]) -> str:
+    """A text without these secrets, without what looks like one, and without halves of surrogate pairs."""
+    for secret in secrets:
+        text = text.replace(secret, REDACTED)
+    return SECRET_TEXT.sub(REDACTED, text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _private(value: Any) -> Iterator[Mapping[str, Any]]:
+def private_texts(asked: Iterable[Mapping[str, Any]]) -> set[str]:
+    """What the private cases of the gates' arguments ask, so that no message of a task brings it back.
+
+    What a public case asks as well is no secret.
+    """
+    cases = [found for arguments in asked for found in _cases(arguments.get("suites"))]
+    public = [text for case, private in cases if not private for text in _asked(case)]
+    found = {text for case, private in cases if private for text in _asked(case) if len(text) >= MIN_SECRET_CHARS}
+    return {text for text in found if not any(text in other for other in public)}
+
+
+def _cases(value: Any, private: bool = False) -> Iterator[tuple[Mapping[str, Any], bool]]:
+    """Each case of some suites and whether it is private: a case's own word counts before its suite's."""
     if isinstance(value, Mapping):
-        if value.get("private"):
-            yield value
+        private = bool(value.get("private", private))
+        if "cases" in value:
+            yield from _cases(value["cases"], private)
         else:
-            for entry in value.values():
-                yield from _private(entry)
+            yield value, private
     elif isinstance(value, (list, tuple)):
         for entry in value:
-            yield from _private(entry)
+            yield from _cases(entry, private)
+
+
+def _longest_first(secrets: Iterable[str]) -> list[str]:
+    return sorted({secret for secret in secrets if secret}, key=len, reverse=True)
 
 
 def _asked(value: Any, name: str = "") -> Iterator[str]:

@@ -252,7 +252,7 @@ def throughput_state(result: Mapping[str, Any]) -> str:
 def coherence_text(coherence: Mapping[str, Any]) -> str:
     """The counts in a line."""
     if not coherence["cases"]:
-        return "did not run"
+        return "no verdict"
     left_out = len(coherence.get("left_out") or [])
     text = f"{coherence['passed']} of {plural(coherence['total'], 'case')} passed"
     return f"{text}, {left_out} left out" if left_out else text
