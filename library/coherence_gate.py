@@ -233,7 +233,9 @@ def main() -> None:
         reference.load(Path(ask["record"]))
     except (ValueError, OSError) as error:
         module.fail_json(msg=f"the gate cannot be asked: {error}")
-    settings = {key: ask[key] for key in SETTINGS}
+    # What is under way then still ends in time, and every other case has its verdict.
+    limit_s = max(ask["timeout"] / 2, ask["timeout"] - 2 * ask["request_timeout"])
+    settings = {**{key: ask[key] for key in SETTINGS}, "limit_s": limit_s}
     if not cases:
         module.fail_json(msg=f"no case applies: {left_out}: a gate that asks nothing proves nothing")
     if module.check_mode:

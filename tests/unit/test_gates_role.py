@@ -180,7 +180,7 @@ def test_a_service_that_does_not_run_is_not_asked(said: tuple[Path, dict[str, st
 
 @pytest.mark.parametrize(
     ("host", "mistake"),
-    [("garbled", "no YAML: line 5, column 18: mapping values are not allowed"), ("listed", "found a list")],
+    [("garbled", "no YAML: line 5, column 20: mapping values are not allowed"), ("listed", "found a list")],
 )
 def test_a_mistake_in_a_suite_names_its_file(said: tuple[Path, dict[str, str]], host: str, mistake: str) -> None:
     folder, output = said
