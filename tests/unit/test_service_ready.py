@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,20 @@ def test_meanwhile_the_journal_is_shown(run: Runner, nobody: str) -> None:
 
 @pytest.mark.usefixtures("host")
 def test_the_wait_ends_at_its_limit(run: Runner, nobody: str) -> None:
-    message = run.error("service_ready", **options(nobody, _job_run="1000.0", timeout=5))
+    before = str(time.clock_gettime(time.CLOCK_BOOTTIME) - 10)
+    message = run.error("service_ready", **options(nobody, _job_run=before, timeout=5))
     assert "gave no completion within 5 s" in message
     assert "Its journal: Loading weights" in message
+
+
+@pytest.mark.usefixtures("host")
+def test_a_clock_that_is_set_ahead_meanwhile_does_not_end_the_wait(
+    run: Runner, nobody: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run("service_ready", **options(nobody))
+    ahead = time.time() + 2 * 2700
+    monkeypatch.setattr(time, "time", lambda: ahead)
+    assert run("service_ready", **options(nobody, _job_run=first["job_run"]))["finished"] is False
 
 
 def test_a_dead_start_ends_the_wait_with_its_cause(host: Host, run: Runner, nobody: str) -> None:
