@@ -99,6 +99,26 @@ def test_a_dead_start_ends_the_wait_with_its_cause(host: Host, run: Runner, nobo
     assert answer["journal"][-1] == "KeyError: indexer.weights_proj"
 
 
+def test_a_start_that_a_guard_refused_names_what_it_found(host: Host, run: Runner, nobody: str) -> None:
+    edited = "octoserve.guard_deployment: /opt/r/core.py:12: edited"
+    old_server = "ValueError: of the server that was stopped\\n"
+    host.says("journalctl", f"{old_server}Starting.\\n{edited}\\nFailed.\\nStarting.\\n{edited}\\nFailed.\\n")
+    # Also where a later attempt has begun meanwhile.
+    for state in (DIED, RUNS):
+        host.says("systemctl", state)
+        told = {"refused": "Unable to restart: See systemctl status", "since": "2026-12-01 03:15:45"}
+        message = run.error("service_ready", **options(nobody, **told))
+        assert message == (
+            f"octoserve-test.service did not start: {edited}. All of it: journalctl -u octoserve-test.service"
+        )
+
+
+def test_a_start_that_systemd_refused_says_why(host: Host, run: Runner, nobody: str) -> None:
+    host.says("journalctl", "")
+    message = run.error("service_ready", **options(nobody, refused="Unit has a bad unit file setting."))
+    assert "did not start: Unit has a bad unit file setting. its journal is empty." in message
+
+
 @pytest.mark.usefixtures("host")
 @pytest.mark.parametrize("status", [401, 404])
 def test_a_server_that_will_never_answer_ends_the_wait(run: Runner, status: int) -> None:
