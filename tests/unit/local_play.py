@@ -26,12 +26,14 @@ class Played:
 
     def hosts_of(self, task: str) -> set[str]:
         """The hosts that tasks of this name ran on; one that skipped them is left out."""
-        sections = [text for text in self.output.split("\nTASK [")[1:] if text.split("]")[0].endswith(task)]
+        parts = re.split(r"^(?:TASK|RUNNING HANDLER) \[", self.output, flags=re.MULTILINE)[1:]
+        sections = [text for text in parts if text.split("]")[0].endswith(task)]
         return {host for text in sections for host in re.findall(r"^(?:ok|changed|fatal): \[(\w+)", text, re.MULTILINE)}
 
     def failure(self, host: str) -> str:
-        """The message of the last task that failed on a host."""
-        return re.split(rf"^fatal: \[{host}\]: FAILED! =>", self.output, flags=re.MULTILINE)[-1].split("\nTASK [")[0]
+        """What the last task that failed on a host said, on one line."""
+        said = re.split(rf"^fatal: \[{host}\]: FAILED! =>", self.output, flags=re.MULTILINE)[-1]
+        return " ".join(re.split(r"^(?:TASK|RUNNING|PLAY|fatal:) ", said, flags=re.MULTILINE)[0].split())
 
 
 def run(
