@@ -277,6 +277,18 @@ def card_lost_before_the_start(host: Host) -> None:
     serves(host, new)
 
 
+def back_to_an_edited_release(host: Host) -> None:
+    """A way back by hand to a release that somebody edited: refused before anything is stopped."""
+    old, new = serving(host), another(host)
+    ends(redeploy(new), 0)
+    before = host.unit()["InvocationID"]
+    with edited(host, STACKS[old]):
+        ends(playbook("playbooks/rollback.yml"), 2, "is not as it was recorded: ", "vllm/__init__.py")
+        serves(host, new)
+    if host.unit()["InvocationID"] != before:
+        raise FaultError("it was restarted")
+
+
 @contextmanager
 def releases_on(host: Host, size: str) -> Iterator[None]:
     """The releases on a disk of this size."""
@@ -391,6 +403,7 @@ CASES = [
     Case("a deployment that does not start", "the one before is back and proven", rolled_back("broken", "start")),
     Case("a release that is edited before the start", "the one before is back; names the file", guard_refuses),
     Case("a card that is lost before the start", "nothing starts, names the card", card_lost_before_the_start),
+    Case("a way back by hand to an edited release", "refused; the current one serves on", back_to_an_edited_release),
     Case("a good deployment, and back by hand", "each serves in its turn", better_and_back, short=True),
     Case("a second run at the same time", "refused, names the first; the first ends well", second_run, short=True),
     Case("the controller dies while it installs", NEXT, killed_at("Install, patch, compile")),

@@ -113,6 +113,26 @@ def hosts(tmp_path: Path) -> Hosts:
     return Hosts(tmp_path)
 
 
+def test_a_way_back_by_hand(hosts: Hosts) -> None:
+    for host in ("good", "edited", "broken"):
+        hosts.add(host, "passed", "passed")
+    edit = hosts.folder / "edited/home/releases/engine-1/lib/python3.11/site-packages/engine/core.py"
+    edit.write_text("edited\n")
+    played = hosts.play("rollback.yml", {"good": {}, "edited": {}, "broken": {"broken": [1]}})
+
+    assert hosts.stands("good") == {"runs": 1, "current": 1, "states": ["passed", "retired"]}, played.output
+    assert played.failed["good"] == 0
+
+    assert hosts.stands("edited") == {"runs": 2, "current": 2, "states": ["passed", "passed"]}, played.output
+    assert "deployment 1 is not as it was recorded" in played.failure("edited")
+    assert "edited" not in played.hosts_of("Choose"), "nothing is stopped"
+
+    assert hosts.stands("broken") == {"runs": 2, "current": 2, "states": ["passed", "passed"]}, played.output
+    message = played.failure("broken")
+    assert "deployment 1 does not come back: no memory" in message
+    assert "Deployment 2, which served before, is back, and its gates passed." in message
+
+
 def test_what_fails_before_the_gates_of_a_deploy(hosts: Hosts) -> None:
     for host in ("full", "lost", "own"):
         hosts.add(host, "passed", "recorded")
