@@ -146,8 +146,8 @@ def test_reports_are_found_where_the_run_wrote_them(stand: Stand) -> None:
 
 def test_reports_may_be_named_in_the_configuration(stand: Stand) -> None:
     (stand.folder / "ansible.cfg").write_text("[evidence]\nreports = theirs ; as the callback reads it\n")
-    config = {"OCTOSERVE_REPORTS": "", "ANSIBLE_CONFIG": str(stand.folder / "ansible.cfg")}
-    done = stand.run("--always", changed=0, summary={"ok": True}, status=0, **config)
+    config = str(stand.folder / "ansible.cfg")
+    done = stand.run("--always", changed=0, summary={"ok": True}, status=0, OCTOSERVE_REPORTS="", ANSIBLE_CONFIG=config)
     assert done.returncode == 0, done.stdout
     assert (stand.folder / "theirs/gpu8/latest/summary.json").exists()
 
