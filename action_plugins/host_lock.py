@@ -39,6 +39,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         while True:
             answer = self._execute_module(module_args=arguments, task_vars=task_vars)
             holder = answer.get("holder")
+            if answer.pop("news", False):
+                # Once more: where each task has a connection of its own, the one that it was taken over is gone.
+                continue
             if not holder or time.monotonic() > until:
                 return {**result, **answer}
             if is_dead(holder):

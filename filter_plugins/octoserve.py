@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 from collections.abc import Callable
@@ -32,6 +33,15 @@ def _reported(function: Callable[..., Any]) -> Callable[..., Any]:
 def python_files(folder: str) -> dict[str, str]:
     """Text of each Python file of a folder on the controller, by name."""
     return {path.name: path.read_text() for path in sorted(Path(folder).glob("*.py"))}
+
+
+def slurped_mapping(content: str, keys: list[str]) -> dict[str, Any]:
+    """The JSON object of a file as slurp gives it (base64), empty where it is none, or lacks one of the keys."""
+    try:
+        found = json.loads(base64.b64decode(content))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) and found.keys() >= set(keys) else {}
 
 
 def gates_cases(
@@ -102,6 +112,7 @@ class FilterModule:
         """Names as templates use them."""
         return {
             "python_files": python_files,
+            "slurped_mapping": slurped_mapping,
             "service_unit": hand_made.with_suffix,
             "octoserve_profile": _reported(profile.check),
             "gates_cases": _reported(gates_cases),

@@ -20,16 +20,20 @@ options:
         service meanwhile.
       - V(failed) notes that O(number) did not come up or did not pass; C(current) stays.
       - V(chosen) goes back to O(number), by default to C(current), notes newer ones as retired and returns its content.
+      - V(verified) fails where the release or the model of O(number) is not as recorded, as its guard would at a start.
       - V(running) only looks which one runs, the newest that is not out of service, and lists all.
     type: str
-    choices: [recorded, passed, failed, chosen, running]
+    choices: [recorded, passed, failed, chosen, verified, running]
     required: true
   content:
     description: What is deployed - profile, release, model, unit.
     type: dict
   number:
-    description: Which deployment passed, failed or is chosen.
+    description: Which deployment passed, failed, is chosen or looked at.
     type: int
+  releases:
+    description: Folder of the releases; needed with O(state=verified).
+    type: path
 attributes:
   check_mode:
     support: full
@@ -88,7 +92,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.octoserve import deployment
+from ansible.module_utils.octoserve import deployment, guard_deployment, release
 
 
 def recorded(folder: Path, content: dict[str, Any], write: bool) -> dict[str, Any]:
@@ -143,6 +147,13 @@ def chosen(folder: Path, number: int | None, write: bool) -> dict[str, Any]:
     return {"changed": before != after, "number": number, "content": content, "diff": diff}
 
 
+def verified(folder: Path, number: int, releases: Path) -> dict[str, Any]:
+    """Look at a deployment as its guard would."""
+    if found := list(guard_deployment.faults(folder, releases, number)):
+        raise deployment.DeploymentError(f"deployment {number} is not as it was recorded: {'; '.join(found)}")
+    return {"changed": False, "number": number}
+
+
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
@@ -150,16 +161,18 @@ def main() -> None:
             "path": {"type": "path", "required": True},
             "state": {
                 "type": "str",
-                "choices": ["recorded", "passed", "failed", "chosen", "running"],
+                "choices": ["recorded", "passed", "failed", "chosen", "verified", "running"],
                 "required": True,
             },
             "content": {"type": "dict"},
             "number": {"type": "int"},
+            "releases": {"type": "path"},
         },
         required_if=[
             ("state", "recorded", ["content"]),
             ("state", "passed", ["number"]),
             ("state", "failed", ["number"]),
+            ("state", "verified", ["number", "releases"]),
         ],
         supports_check_mode=True,
     )
@@ -173,10 +186,12 @@ def main() -> None:
             result = {"changed": False, "number": deployment.running(folder), **found}
         elif params["state"] == "chosen":
             result = chosen(folder, params["number"], not module.check_mode)
+        elif params["state"] == "verified":
+            result = verified(folder, params["number"], Path(params["releases"]))
         else:
             result = moved(folder, params["number"], params["state"], not module.check_mode)
         current = deployment.current(folder)
-    except (OSError, deployment.DeploymentError) as error:
+    except (OSError, deployment.DeploymentError, release.ReleaseError) as error:
         module.fail_json(msg=str(error))
     module.exit_json(current=current, **result)
 

@@ -45,9 +45,8 @@ options:
     description: Folder of the receipt; the folder of O(output) if not given.
     type: path
   tool:
-    description: Path of C(llama-gguf-split).
+    description: Path of C(llama-gguf-split); needed where splits are merged, not where a file is there already.
     type: path
-    required: true
   sha256:
     description: Digest that the merged file must have, where it is known.
     type: str
@@ -150,7 +149,7 @@ def main() -> None:
             "splits": {"type": "list", "elements": "dict", "required": True, "options": SPLIT},
             "output": {"type": "path", "required": True},
             "receipt_dir": {"type": "path"},
-            "tool": {"type": "path", "required": True},
+            "tool": {"type": "path"},
             "sha256": {"type": "str"},
             "sources": {"type": "list", "elements": "dict", "default": []},
             "token": {"type": "str", "no_log": True},
@@ -255,8 +254,9 @@ class Merge:
         if adopt:
             return
         self.check_room(expected_layout(parts).size)
-        if not os.access(self.module.params["tool"], os.X_OK):
-            self.module.fail_json(msg=f"{self.module.params['tool']}: is no program that can be run; build it first")
+        tool = self.module.params["tool"]
+        if not tool or not os.access(tool, os.X_OK):
+            self.module.fail_json(msg=f"{tool or 'llama-gguf-split'}: is no program that can be run; build it first")
 
     def check_digest(self, path: Path, wanted: str | None) -> None:
         """A split of another quantization has the same header; what its digest is, the receipt knows."""

@@ -10,6 +10,8 @@ description:
   - Takes the one lock of a host for this run of ansible-playbook, or fails and names who has it.
   - A lock counts while the connection is open over which it was taken, so that one of a controller that died is no
     obstacle. A run that finds one of its own controller looks whether that run still lives.
+  - It warns where this run comes over another connection than the one over which it took the lock - that one has ended,
+    and so long the lock did not count.
   - Which run asks is filled in by the action plugin of the same name.
 options:
   path:
@@ -41,6 +43,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+news:
+  description: Whether this run did not have it before.
+  returned: with O(state=held), not in check mode
+  type: bool
 holder:
   description: Who has it.
   returned: when another run has it
@@ -53,6 +59,12 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.octoserve import lock
+
+LOST = (
+    "the connection over which this run took the lock of this host is gone, so another controller could have taken it "
+    "meanwhile. Let Ansible keep one connection, with ControlMaster=auto and a ControlPersist that is long enough, as "
+    "ssh_args in ansible.cfg says"
+)
 
 
 def holder(document: dict[str, Any]) -> lock.Holder:
@@ -83,7 +95,12 @@ def main() -> None:
         if module.params["state"] == "free":
             lock.release(folder, me)
         else:
-            lock.acquire(folder, me, dead)
+            before = lock.read(folder)
+            news = lock.acquire(folder, me, dead)
+            now = lock.read(folder)
+            if not news and before and now and before.connection != now.connection:
+                module.warn(LOST)
+            module.exit_json(changed=False, news=news)
     except lock.LockedError as error:
         module.fail_json(msg=str(error), holder=asdict(error.holder))
     except OSError as error:

@@ -9,7 +9,7 @@ short_description: Wait until a model server answers a real completion
 description:
   - Follows the start of a service and shows what its journal says meanwhile. Ready means that it completed a prompt,
     not that a port is open.
-  - A start that dies ends the wait at once, with the cause that the journal names.
+  - A start that dies, or one that O(refused) tells of, ends the wait at once, with the cause that the journal names.
   - Runs under the host's tools venv, which has requests.
 options:
   unit:
@@ -32,6 +32,16 @@ options:
     description: Longest time in seconds from the start of the unit.
     type: int
     default: 2700
+  refused:
+    description:
+      - What systemd said when it was told to start the unit and did not, empty where it did. A guard that refuses ends
+        the start before there is a server; which one, and what it found, only the journal knows.
+    type: str
+    default: ""
+  since:
+    description: When the unit was told to start, as journalctl takes it; where that start is looked for.
+    type: str
+    default: ""
 attributes:
   check_mode:
     support: full
@@ -77,6 +87,11 @@ POLL_S = 0.5
 REFUSED = (400, 401, 403, 404, 422)
 
 
+def now() -> float:
+    """Seconds since the host's boot: the same for every call, and nobody sets this clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def main() -> None:
     """Run the module. The action plugin calls it again until it is finished, as it does for long jobs."""
     module = AnsibleModule(
@@ -86,6 +101,8 @@ def main() -> None:
             "model": {"type": "str", "required": True},
             "api_key": {"type": "str", "default": "", "no_log": True},
             "timeout": {"type": "int", "default": 2700},
+            "refused": {"type": "str", "default": ""},
+            "since": {"type": "str", "default": ""},
             **job.ARGUMENTS,
         },
         supports_check_mode=True,
@@ -94,7 +111,7 @@ def main() -> None:
         module.exit_json(changed=False, skipped=True, msg="check mode: the service was not asked")
     unit = module.params["unit"]
     # The wait as a whole is bounded from its first call, whose time the later calls carry on.
-    began = float(module.params["_job_run"] or time.time())
+    began = float(module.params["_job_run"] or now())
     client = Client(
         module.params["base_url"], module.params["model"], module.params["api_key"] or None, REQUEST_TIMEOUT_S
     )
@@ -105,6 +122,13 @@ def main() -> None:
             state = startup.unit_state(unit)
         except (OSError, subprocess.SubprocessError) as error:
             module.fail_json(msg=f"systemd does not answer about {unit}: {error}")
+        if said := module.params["refused"]:
+            # Of all attempts since: the next one may be under way already.
+            lines = startup.journal(unit, since=module.params["since"])
+            cause = startup.refusal(lines) or f"{said.strip()} {startup.cause(startup.journal(unit, state.invocation))}"
+            module.fail_json(
+                msg=f"{unit} did not start: {cause}. All of it: journalctl -u {unit}", journal=lines[-100:]
+            )
         if not state.alive:
             lines = startup.journal(unit, state.invocation)
             module.fail_json(
@@ -114,12 +138,12 @@ def main() -> None:
             )
         try:
             answer = client.chat([{"role": "user", "content": PROMPT}], max_tokens=1)
-            module.exit_json(changed=False, finished=True, seconds=round(time.time() - began, 1), answer=answer.text)
+            module.exit_json(changed=False, finished=True, seconds=round(now() - began, 1), answer=answer.text)
         except ApiError as error:
             refusal = str(error)
             if error.status in REFUSED:
                 module.fail_json(msg=f"{unit} runs, but refuses a completion: {refusal}")
-        waited = time.time() - began
+        waited = now() - began
         if waited > module.params["timeout"]:
             module.fail_json(
                 msg=f"{unit} runs, but gave no completion within {module.params['timeout']} s. Its last answer: "

@@ -61,7 +61,7 @@ file_name:
   type: str
   sample: source-0123456789abcdef.tar.gz
 sha256:
-  description: SHA-256 of the archive, empty where check mode did not fetch it.
+  description: SHA-256 of the archive; where check mode did not fetch it, the one that is wanted, empty for git.
   returned: always
   type: str
 """
@@ -92,7 +92,9 @@ def main() -> None:
         digest = sha256_file(archive) if archive.exists() else ""
         # One that was damaged since it was fetched is no better than none.
         changed = not digest or digest != (origin.sha256 or digest)
-        if changed and not module.check_mode:
+        if changed and module.check_mode:
+            digest = origin.sha256
+        elif changed:
             source.fetch(origin, archive)
             digest = sha256_file(archive)
     except (OSError, source.SourceError) as error:

@@ -13,6 +13,7 @@ Each host's summary.md is printed and, where GITHUB_STEP_SUMMARY names a file, a
 from __future__ import annotations
 
 import argparse
+import configparser
 import json
 import os
 import re
@@ -61,6 +62,18 @@ def reports_since(folder: Path, since: float) -> dict[str, Path]:
     return {host: path for host, path in sorted(latest.items()) if _written(path) >= since}
 
 
+def reports_folder(environment: Mapping[str, str]) -> Path:
+    """Where callback_plugins/evidence.py is to write: OCTOSERVE_REPORTS, else ansible.cfg, else reports/ here."""
+    if named := environment.get("OCTOSERVE_REPORTS"):
+        return Path(named).absolute()
+    config = ROOT / Path(environment.get("ANSIBLE_CONFIG") or "ansible.cfg").expanduser()
+    config = config / "ansible.cfg" if config.is_dir() else config
+    settings = configparser.ConfigParser(inline_comment_prefixes=(";",), interpolation=None)
+    settings.read(config)
+    named = settings.get("evidence", "reports", fallback="")
+    return config.parent / Path(named).expanduser() if named else ROOT / "reports"
+
+
 def _written(report: Path) -> float:
     try:
         return (report / "summary.json").stat().st_mtime
@@ -68,9 +81,10 @@ def _written(report: Path) -> float:
         return 0.0
 
 
-def run(command: Sequence[str]) -> tuple[int, str]:
+def run(command: Sequence[str], reports: Path) -> tuple[int, str]:
     """Run, show what it says as it says it, and return exit status and output. A signal for this process is its."""
-    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "OCTOSERVE_REPORTS": str(reports)}
+    child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
 
     def hand_on(number: int, _frame: FrameType | None) -> None:
         if child.poll() is not None:  # between two runs: the next one does not begin
@@ -112,9 +126,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("further", nargs="*", help="further arguments of ansible-playbook, after --")
     options = parser.parse_args(argv)
     inventories = [f"--inventory={Path(path).resolve() if Path(path).exists() else path}" for path in options.inventory]
+    folder = reports_folder(os.environ)
     command = ["ansible-playbook", "site.yml", *inventories, *options.further]
     if options.check or not options.always:
-        status, output = run([*command, "--check", "--diff"])
+        status, output = run([*command, "--check", "--diff"], folder)
         found = changes(output)
         if status != 0:
             return ended(CODES["preflight"], "the check run failed, see above; nothing was touched")
@@ -124,8 +139,8 @@ def main(argv: Sequence[str]) -> int:
             count = ", ".join(f"{host}: {number} changes" for host, number in found.items())
             return ended(0, f"{'would change' if options.check else 'nothing to do'} ({count})")
     started = time.time()
-    status, output = run(command)
-    reports = reports_since(Path(os.environ.get("OCTOSERVE_REPORTS") or ROOT / "reports"), started)
+    status, output = run(command, folder)
+    reports = reports_since(folder, started)
     tell(reports.values())
     codes = {host: code_of(json.loads((path / "summary.json").read_text())) for host, path in reports.items()}
     codes |= {host: NO_VERDICT for host in changes(output) if host not in codes}

@@ -21,9 +21,12 @@ from .receipt import Receipt
 SITE_PACKAGES = "lib/python3*/site-packages"
 
 
-def faults(folder: Path, releases: Path) -> Iterator[str]:
-    """What of the deployment that is to run is not as recorded. Raises DeploymentError or ReleaseError."""
-    number = deployment.running(folder)
+def faults(folder: Path, releases: Path, number: int | None = None) -> Iterator[str]:
+    """What of a deployment is not as recorded; by default of the one that is to run.
+
+    Raises DeploymentError or ReleaseError.
+    """
+    number = number or deployment.running(folder)
     if number is None:
         raise deployment.DeploymentError(f"{folder} holds no deployment that is in service; run site.yml")
     content = deployment.read(folder, number)

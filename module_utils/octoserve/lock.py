@@ -1,7 +1,7 @@
 """One lock on the host keeps two runs apart, and names who has it.
 
 The lock is a file that says which run has it, and over which connection it came. It needs no cleaning up: it counts
-only while that connection is open. A connection ends some minutes after its controller did (ssh's ControlPersist), or
+only while that connection is open. A connection ends some time after its controller did (ssh's ControlPersist), or
 where the controller lost its power, when TCP's keepalive notices. A controller that finds a lock of its own knows
 sooner, since it sees whether that run still lives.
 """

@@ -12,6 +12,7 @@ _PROPERTIES = ("ActiveState", "SubState", "Result", "ExecMainStatus", "Invocatio
 # vLLM prefixes its lines: "(EngineCore pid=12) ERROR 11-30 01:02:03 [core.py:12] text".
 _PREFIX = re.compile(r"^(?:\([^)]*pid=\d+\)\s*)?(?:(?:DEBUG|INFO|WARNING|ERROR)\s+[\d-]+\s+[\d:.]+\s+\[[^\]]*\]\s*)?")
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::\s|$)")
+_GUARD = re.compile(r"^octoserve\.guard_\w+: ")
 _VALIDATION = re.compile(r"\d+ validation errors? for \w+$")
 #: Says only that another process failed, whose own words came before.
 _SECONDARY = ("Engine core initialization failed", "WorkerProc initialization failed")
@@ -57,9 +58,10 @@ def seconds_since_start(unit: str) -> float:
     return time.clock_gettime(time.CLOCK_MONOTONIC) - int(text or 0) / 1e6
 
 
-def journal(unit: str, invocation: str, lines: int = 400) -> list[str]:
-    """The newest lines of one start of a unit, oldest first."""
+def journal(unit: str, invocation: str = "", since: str = "", lines: int = 400) -> list[str]:
+    """The newest lines of one start of a unit, or of all of them since a time as journalctl takes it, oldest first."""
     command = ["journalctl", "--quiet", "--output=cat", "--no-pager", f"--lines={lines}"]
+    command += [f"--since={since}"] if since else []
     command += (
         [f"_SYSTEMD_INVOCATION_ID={invocation}", "+", f"INVOCATION_ID={invocation}"] if invocation else ["-u", unit]
     )
@@ -80,8 +82,13 @@ def last_words(lines: Sequence[str]) -> str:
     return "nothing in the journal yet"
 
 
+def refusal(lines: Sequence[str]) -> str:
+    """What guards said who let no start happen, each thing once; empty where they said nothing."""
+    return "; ".join(dict.fromkeys(text for text in map(bare, lines) if _GUARD.match(text)))
+
+
 def cause(lines: Sequence[str]) -> str:
-    """Why a start died: the first exception that is not merely about another process, else the last lines."""
+    """Why a start died: the first exception that is not merely about another process, else a guard, else the end."""
     texts = [bare(line) for line in lines]
     for number, text in enumerate(texts):
         if not _EXCEPTION.match(text) or any(words in text for words in _SECONDARY):
@@ -89,4 +96,4 @@ def cause(lines: Sequence[str]) -> str:
         # pydantic, which checks vLLM's options, says below its exception what is wrong.
         detail = texts[number + 1 : number + 2] if _VALIDATION.search(text) else []
         return ": ".join([text, *detail])
-    return "; ".join(text for text in texts[-TAIL_LINES:] if text) or "its journal is empty"
+    return refusal(lines) or "; ".join(text for text in texts[-TAIL_LINES:] if text) or "its journal is empty"

@@ -35,6 +35,8 @@ TIMEOUT_S = 400
 #: What a run looks like at most, for the random kills; later than the last task, nothing is killed.
 TASKS = 110
 OLD, NEW = "fake", "better"
+#: By profile, as tests/fixtures/fake_engine/make.py makes them.
+STACKS = {OLD: "fake-1", NEW: "fake-2"}
 NEXT, PROVEN = "the next run goes on", "what was proven serves, the next run goes on"
 #: Removes every release that no process runs from, so that there is something to install.
 FORGET = f"""cd {RELEASES} && for r in *; do
@@ -236,6 +238,58 @@ def model_truncated(host: Host) -> None:
 
 
 @contextmanager
+def edited(host: Host, release: str) -> Iterator[None]:
+    """A patched file of a release, by the beginning of its name, that somebody edited."""
+    path = f"$(echo {RELEASES}/{release}-*/lib/python3*/site-packages)/vllm/__init__.py"
+    host.run(f"cp -p {path} /root/kept && echo '# edited' >> {path}")
+    try:
+        yield
+    finally:
+        host.run(f"mv /root/kept {path}")
+
+
+def guard_refuses(host: Host) -> None:
+    """A release that is edited before the start: the guard's word reaches whoever deployed, and the report."""
+    good, new = serving(host), another(host)
+    run = redeploy(new)
+    run.until("Record what is deployed")
+    with edited(host, STACKS[new]):
+        ends(run, 15, "did not start: octoserve.guard_deployment: ", "vllm/__init__.py", "is back")
+        serves(host, good)
+    report = (ROOT / "reports" / host.name / "latest/junit.xml").read_text()
+    if "octoserve.guard_deployment: " not in report:
+        raise FaultError(f"the report does not name the guard: {report[:3000]}")
+    ends(redeploy(new), 0)
+    serves(host, new)
+
+
+def card_lost_before_the_start(host: Host) -> None:
+    """A card is lost after preflight: nothing can start; the message names the card, and a redeploy mends."""
+    new = another(host)
+    run = redeploy(new)
+    run.until("Record what is deployed")
+    host.cards("result 5 15")
+    try:
+        ends(run, 12, "did not start: octoserve.guard_gpu: Found: card 5 does not answer")
+    finally:
+        host.cards()
+    ends(redeploy(new), 0)
+    serves(host, new)
+
+
+def back_to_an_edited_release(host: Host) -> None:
+    """A way back by hand to a release that somebody edited: refused before anything is stopped."""
+    old, new = serving(host), another(host)
+    ends(redeploy(new), 0)
+    before = host.unit()["InvocationID"]
+    with edited(host, STACKS[old]):
+        ends(playbook("playbooks/rollback.yml"), 2, "is not as it was recorded: ", "vllm/__init__.py")
+        serves(host, new)
+    if host.unit()["InvocationID"] != before:
+        raise FaultError("it was restarted")
+
+
+@contextmanager
 def releases_on(host: Host, size: str) -> Iterator[None]:
     """The releases on a disk of this size."""
     host.run(
@@ -347,6 +401,9 @@ CASES = [
     ),
     Case("a deployment that is too slow", "the one before is back and proven", rolled_back("slow", "throughput")),
     Case("a deployment that does not start", "the one before is back and proven", rolled_back("broken", "start")),
+    Case("a release that is edited before the start", "the one before is back; names the file", guard_refuses),
+    Case("a card that is lost before the start", "nothing starts, names the card", card_lost_before_the_start),
+    Case("a way back by hand to an edited release", "refused; the current one serves on", back_to_an_edited_release),
     Case("a good deployment, and back by hand", "each serves in its turn", better_and_back, short=True),
     Case("a second run at the same time", "refused, names the first; the first ends well", second_run, short=True),
     Case("the controller dies while it installs", NEXT, killed_at("Install, patch, compile")),

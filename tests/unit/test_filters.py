@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import os
 from collections.abc import Callable
@@ -100,3 +101,14 @@ def test_the_unit_starts_exactly_what_was_meant(filters: dict[str, Callable[...,
         "/srv/a model $x.gguf",
         *words,
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [(b'{"who": "ann", "more": 1}', {"who": "ann", "more": 1}), (b'{"what": 1}', {}), (b'["who"]', {})]
+    + [(text, {}) for text in (b"", b"{", b"\xff\xfe")],
+)
+def test_a_damaged_file_of_the_host_is_no_mapping(
+    filters: dict[str, Callable[..., Any]], text: bytes, found: dict[str, Any]
+) -> None:
+    assert filters["slurped_mapping"](base64.b64encode(text).decode(), ["who"]) == found

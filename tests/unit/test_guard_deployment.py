@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from module_runner import Runner
 from octoserve import deployment, guard_deployment, patches
 from octoserve.receipt import Receipt
 
@@ -39,6 +40,11 @@ class Host:
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Runner:
+    return Runner(monkeypatch, capsys)
 
 
 def test_a_deployment_as_recorded_may_start(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +90,19 @@ def test_a_record_of_the_first_versions_has_no_model_files(host: Host) -> None:
     deployment.record(host.deployments, {"release": "engine-1"})
     host.model.unlink()
     assert host.faults() == []
+
+
+def test_one_that_does_not_run_can_be_looked_at(host: Host, run: Runner) -> None:
+    """Before a way back to it stops what runs."""
+    deployment.record(host.deployments, {"release": "engine-2"})
+    options = {"path": str(host.deployments), "state": "verified", "releases": str(host.releases)}
+    assert not run.changed("deployment", number=1, **options)
+    host.patched.write_text("edited\n")
+    message = run.error("deployment", number=1, **options)
+    assert message.startswith("deployment 1 is not as it was recorded: ")
+    assert str(host.patched) in message
+    assert "engine-2 is not complete" in run.error("deployment", number=2, **options)
+    assert "0009/deployment.json" in run.error("deployment", number=9, **options)
 
 
 def test_without_a_deployment_nothing_may_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

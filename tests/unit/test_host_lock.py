@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from module_runner import Runner
 from octoserve import lock
 from octoserve.lock import Holder, LockedError, Process
 
+ROOT = Path(__file__).parents[2]
 ME = Holder("ann@laptop", "ansible-playbook site.yml", "laptop 1", Process(100, 7))
 OTHER = Holder("ci@runner", "ansible-playbook site.yml", "runner 1", Process(100, 7))
 
@@ -133,8 +138,6 @@ def test_the_module_names_the_holder(
     arguments = {"path": str(folder), "_run": asdict(ME)}
     assert run.changed("host_lock", **arguments) is False, "it is gone after the run"
     held = replace(OTHER, connection=connection, since="2026-11-30 10:00:00 UTC")
-    import json
-
     (folder / lock.NAME).write_text(json.dumps(asdict(held)))
     answer = run("host_lock", **arguments)
     assert "locked by ci@runner" in answer["msg"]
@@ -143,3 +146,35 @@ def test_the_module_names_the_holder(
     assert not run("host_lock", _dead=answer["holder"], **arguments).get("failed")
     run("host_lock", state="free", **arguments)
     assert lock.read(folder) is None
+
+
+def test_a_lock_whose_connection_has_ended_is_taken_again_with_a_warning(
+    folder: Path, connection: Process, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Runner(monkeypatch, capsys)
+    arguments = {"path": str(folder), "_run": asdict(ME)}
+    first, again = run("host_lock", **arguments), run("host_lock", **arguments)
+    assert (first["news"], again["news"]) == (True, False)
+    assert "is gone" not in str(again)
+    held = lock.read(folder)
+    assert held
+    (folder / lock.NAME).write_text(json.dumps(asdict(replace(held, connection=connection))))
+    answer = run("host_lock", **arguments)
+    assert not answer.get("failed")
+    assert "the connection over which this run took the lock of this host is gone" in str(answer["warnings"])
+
+
+def test_whoever_takes_it_asks_once_more_whether_the_connection_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("host_lock", ROOT / "action_plugins/host_lock.py")
+    assert spec
+    assert spec.loader
+    plugin: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plugin)
+    monkeypatch.setattr(plugin.ActionBase, "run", lambda action, tmp, task_vars: {})
+    monkeypatch.setattr(plugin, "this_run", lambda: ME)
+    answers = [{"changed": False, "news": True}, {"changed": False, "news": False, "warnings": ["it is gone"]}]
+    action = plugin.ActionModule.__new__(plugin.ActionModule)
+    action._task = SimpleNamespace(args={"path": "/state"}, action="host_lock")
+    action._execute_module = lambda module_args, task_vars: answers.pop(0)
+    assert action.run() == {"changed": False, "warnings": ["it is gone"]}
+    assert answers == []

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 def settings(path: Path) -> dict[str, str]:
     parser = configparser.ConfigParser()
     parser.read(path)
-    return dict(parser["defaults"])
+    return {f"{section} {name}": value for section in parser.sections() for name, value in parser[section].items()}
 
 
 def test_both_configurations_say_the_same() -> None:

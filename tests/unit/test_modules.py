@@ -167,14 +167,16 @@ def test_a_source_is_kept_right(tmp_path: Path, run: Runner) -> None:
     options = {"kind": "archive", "url": str(made), "version": "1", "path": str(tmp_path / "sources")}
     right = {**options, "sha256": sha256_file(made)}
     planned = run("source_archive", check=True, **right)
-    assert (planned["changed"], planned["sha256"]) == (True, "")
+    assert (planned["changed"], planned["sha256"]) == (True, right["sha256"])
+    assert not (tmp_path / "sources").exists()
     fetched = run("source_archive", **right)
     assert (fetched["changed"], fetched["sha256"]) == (True, right["sha256"])
     assert fetched["archive"] == planned["archive"]
     assert not run.changed("source_archive", **right)
 
     Path(fetched["archive"]).write_bytes(b"damaged since")
-    assert run.changed("source_archive", check=True, **right)
+    planned = run("source_archive", check=True, **right)
+    assert (planned["changed"], planned["sha256"]) == (True, right["sha256"])
     mended = run("source_archive", **right)
     assert (mended["changed"], mended["sha256"]) == (True, right["sha256"])
     assert f"wanted {'0' * 64}" in run.error("source_archive", **options, sha256="0" * 64)

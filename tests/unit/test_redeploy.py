@@ -61,17 +61,18 @@ class Stand:
         status: int,
         checked: int = 0,
         recap: str = "",
+        **environment: str,
     ) -> Any:
-        report = self.reports / "gpu8/2026-11-30T10-00-00Z"
+        report = "gpu8/2026-11-30T10-00-00Z"
         answer = json.dumps(summary)
         program = f"""#!{sys.executable}
-import pathlib, sys
+import os, pathlib, sys
 if "--check" in sys.argv:
     print({RECAP.format(host="gpu8", changed=changed)!r})
     sys.exit({checked})
 print({recap!r})
 if {summary!r} is not None:
-    report = pathlib.Path({str(report)!r})
+    report = pathlib.Path(os.environ["OCTOSERVE_REPORTS"]) / {str(report)!r}
     report.mkdir(parents=True)
     (report / "summary.json").write_text({answer!r})
     (report / "summary.md").write_text("# gpu8\\n")
@@ -80,14 +81,10 @@ sys.exit({status})
 """
         (self.folder / "ansible-playbook").write_text(program)
         (self.folder / "ansible-playbook").chmod(0o755)
-        environment = {
-            **os.environ,
-            "PATH": f"{self.folder}:{os.environ['PATH']}",
-            "OCTOSERVE_REPORTS": str(self.reports),
-            "GITHUB_STEP_SUMMARY": str(self.page),
-        }
+        where = {"OCTOSERVE_REPORTS": str(self.reports), "GITHUB_STEP_SUMMARY": str(self.page), **environment}
+        where = {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}", **where}
         command = [sys.executable, str(ROOT / "scripts/redeploy.py"), "-i", "inventory/example", *options]
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False, env=where)
 
 
 @pytest.fixture
@@ -138,3 +135,22 @@ def test_an_ok_of_a_run_that_failed_is_none(stand: Stand) -> None:
 def test_a_host_without_a_report_is_not_forgotten(stand: Stand) -> None:
     done = stand.run("--always", changed=0, summary={"ok": True}, status=0, recap="gpu9 : ok=1 changed=1 unreachable=0")
     assert (done.returncode, "gpu8: 0, no report was written of gpu9" in done.stdout) == (1, True), done.stdout
+
+
+def test_reports_are_found_where_the_run_wrote_them(stand: Stand) -> None:
+    """Relative to where it was started, not to the repository, from which Ansible runs."""
+    done = stand.run("--always", changed=0, summary={"ok": True}, status=0, OCTOSERVE_REPORTS="mine")
+    assert done.returncode == 0, done.stdout
+    assert (stand.folder / "mine/gpu8/latest/summary.json").exists()
+
+
+def test_reports_may_be_named_in_the_configuration(stand: Stand) -> None:
+    (stand.folder / "ansible.cfg").write_text("[evidence]\nreports = theirs ; as the callback reads it\n")
+    config = str(stand.folder / "ansible.cfg")
+    done = stand.run("--always", changed=0, summary={"ok": True}, status=0, OCTOSERVE_REPORTS="", ANSIBLE_CONFIG=config)
+    assert done.returncode == 0, done.stdout
+    assert (stand.folder / "theirs/gpu8/latest/summary.json").exists()
+
+
+def test_reports_lie_in_the_repository_otherwise() -> None:
+    assert redeploy.reports_folder({}) == ROOT / "reports"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,20 @@ def test_meanwhile_the_journal_is_shown(run: Runner, nobody: str) -> None:
 
 @pytest.mark.usefixtures("host")
 def test_the_wait_ends_at_its_limit(run: Runner, nobody: str) -> None:
-    message = run.error("service_ready", **options(nobody, _job_run="1000.0", timeout=5))
+    before = str(time.clock_gettime(time.CLOCK_BOOTTIME) - 10)
+    message = run.error("service_ready", **options(nobody, _job_run=before, timeout=5))
     assert "gave no completion within 5 s" in message
     assert "Its journal: Loading weights" in message
+
+
+@pytest.mark.usefixtures("host")
+def test_a_clock_that_is_set_ahead_meanwhile_does_not_end_the_wait(
+    run: Runner, nobody: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run("service_ready", **options(nobody))
+    ahead = time.time() + 2 * 2700
+    monkeypatch.setattr(time, "time", lambda: ahead)
+    assert run("service_ready", **options(nobody, _job_run=first["job_run"]))["finished"] is False
 
 
 def test_a_dead_start_ends_the_wait_with_its_cause(host: Host, run: Runner, nobody: str) -> None:
@@ -85,6 +97,26 @@ def test_a_dead_start_ends_the_wait_with_its_cause(host: Host, run: Runner, nobo
     assert "died while starting (exit-code, exit status 1): KeyError: indexer.weights_proj." in answer["msg"]
     assert answer["msg"].endswith("journalctl -u octoserve-test.service")
     assert answer["journal"][-1] == "KeyError: indexer.weights_proj"
+
+
+def test_a_start_that_a_guard_refused_names_what_it_found(host: Host, run: Runner, nobody: str) -> None:
+    edited = "octoserve.guard_deployment: /opt/r/core.py:12: edited"
+    old_server = "ValueError: of the server that was stopped\\n"
+    host.says("journalctl", f"{old_server}Starting.\\n{edited}\\nFailed.\\nStarting.\\n{edited}\\nFailed.\\n")
+    # Also where a later attempt has begun meanwhile.
+    for state in (DIED, RUNS):
+        host.says("systemctl", state)
+        told = {"refused": "Unable to restart: See systemctl status", "since": "2026-12-01 03:15:45"}
+        message = run.error("service_ready", **options(nobody, **told))
+        assert message == (
+            f"octoserve-test.service did not start: {edited}. All of it: journalctl -u octoserve-test.service"
+        )
+
+
+def test_a_start_that_systemd_refused_says_why(host: Host, run: Runner, nobody: str) -> None:
+    host.says("journalctl", "")
+    message = run.error("service_ready", **options(nobody, refused="Unit has a bad unit file setting."))
+    assert "did not start: Unit has a bad unit file setting. its journal is empty." in message
 
 
 @pytest.mark.usefixtures("host")

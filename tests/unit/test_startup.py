@@ -60,7 +60,8 @@ def test_only_one_start_is_read_from_the_journal(path: Path) -> None:
     assert startup.journal("octoserve-main.service", "0123") == ["one", "two"]
     words = asked.read_text().splitlines()
     assert words[-3:] == ["_SYSTEMD_INVOCATION_ID=0123", "+", "INVOCATION_ID=0123"]
-    startup.journal("octoserve-main.service", "")
+    startup.journal("octoserve-main.service", since="2026-12-01 03:15:45")
+    assert "--since=2026-12-01 03:15:45" in asked.read_text().splitlines()
     assert asked.read_text().splitlines()[-2:] == ["-u", "octoserve-main.service"]
 
 
@@ -140,9 +141,26 @@ def traceback(error: str, prefix: str = "(EngineCore pid=12) ") -> str:
         (SECONDARY, "Traceback (most recent call last):; RuntimeError: Engine core initialization failed. See root"),
         ("", "its journal is empty"),
         ("\n\n", "its journal is empty"),
+        (
+            "Starting octoserve-main.service.\noctoserve.guard_gpu: Found: card 3 is lost. Wanted: eight. Do: reboot.\n"
+            "octoserve-main.service: Failed with result 'exit-code'.\n",
+            "octoserve.guard_gpu: Found: card 3 is lost. Wanted: eight. Do: reboot.",
+        ),
         ("INFO 11-30 01:02:03 [a.py:1] Error: is a word here\nKilled\n", "Error: is a word here; Killed"),
     ],
-    ids=["key", "memory", "assertion", "chained", "pydantic", "usage", "secondary", "empty", "blank", "no exception"],
+    ids=[
+        "key",
+        "memory",
+        "assertion",
+        "chained",
+        "pydantic",
+        "usage",
+        "secondary",
+        "empty",
+        "blank",
+        "guard",
+        "no exception",
+    ],
 )
 def test_the_cause_of_a_death(journal: str, cause: str) -> None:
     assert startup.cause(journal.splitlines()).startswith(cause)

@@ -28,6 +28,9 @@ def test_forks_do_not_run_on_the_runner(workflow: dict[str, Any]) -> None:
 def test_it_may_only_read_and_is_never_cut_short(workflow: dict[str, Any]) -> None:
     assert workflow["permissions"] == {"contents": "read"}
     assert workflow["concurrency"]["cancel-in-progress"] is False
+    model = yaml.safe_load((ROOT / "roles/gguf_model/defaults/main.yml").read_text())
+    longest_s = 2 * model["gguf_model_timeout"]  # the fetch, and the merge
+    assert workflow["jobs"]["redeploy"]["timeout-minutes"] * 60 > longest_s
 
 
 def test_a_pull_request_only_checks_and_the_code_is_the_scripts_own(workflow: dict[str, Any]) -> None:
