@@ -23,7 +23,7 @@ from typing import Any
 
 from .adopt import adopt
 from .digest import BLOCK, Hasher, buffers, read_at, sha256_file
-from .fetch import FetchError, check_space, file_size, from_spec
+from .fetch import FetchError, check_space, file_size, free_bytes, from_spec
 from .gguf import GgufError, read
 from .job import Progress, WorkerError, main
 from .merge import Layout, Segment, expected_layout, layout
@@ -163,9 +163,11 @@ class _Follower:
     def _stopped(self, code: int, found: int, wanted: int) -> str:
         self.log.seek(0)
         words = self.log.read().decode(errors="replace").strip().splitlines()[-3:]
+        folder = self.path.parent
         return (
-            f"{self.tool} ended with {code} after {max(0, found)} bytes, wanted {wanted}; "
-            f"is the disk full? It said: {' | '.join(words) or 'nothing'}"
+            f"{self.path}: {self.tool} ended with {code} after {max(0, found)} bytes, wanted {wanted}; "
+            f"is the disk full? {folder} has {free_bytes(folder) / 1e9:.2f} GB free. "
+            f"It said: {' | '.join(words) or 'nothing'}"
         )
 
 
