@@ -255,6 +255,17 @@ def power_cut_at(task: str) -> Callable[[Host], None]:
     return meet
 
 
+def power_cut_in_rollback(host: Host) -> None:
+    """The host loses its power on the way back: both deployments are proven, and the next run comes to the end."""
+    before, old, new = host.state()["current"], serving(host), another(host)
+    ends(redeploy(new), 0)
+    back = ("playbooks/rollback.yml", "-e", f"octoserve_deployment={before}")
+    cut_power(host, playbook(*back), "Write the unit")
+    host.until("one of the two answers right", 30, lambda: "Paris" in (host.answer() or ""))
+    ends(playbook(*back), 0)
+    serves(host, old)
+
+
 def model_truncated(host: Host) -> None:
     """A file of the model lost its end; a redeploy fetches it again."""
     good = serving(host)
@@ -374,9 +385,11 @@ CASES = [
     Case("the controller dies while it installs", NEXT, killed_at("Install, patch, compile")),
     Case("the controller dies before the restart", NEXT, killed_at("Write the unit"), short=True),
     Case("the controller dies during the gates", NEXT, killed_at("Measure the decode rate")),
+    Case("a power cut during preflight", PROVEN, power_cut_at("Read the cards")),
     Case("a power cut while it installs", PROVEN, power_cut_at("Install, patch")),
     Case("a power cut during a start", PROVEN, power_cut_at("Wait for a real"), short=True),
     Case("a power cut during the gates", PROVEN, power_cut_at("Ask the questions")),
+    Case("a power cut during a rollback", PROVEN, power_cut_in_rollback, runs=3),
     Case("a truncated file of the model", "fetched again", model_truncated, runs=1),
     Case("no room for a release", "found in preflight, nothing touched", no_room, runs=1),
     Case(

@@ -10,14 +10,14 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Union
 
-from tests.faults import redeploy, service
+from tests.faults import merge, redeploy, service
 from tests.faults.host import Host
 
 Case = Union[service.Fault, redeploy.Case]
 SUITES: Mapping[str, Sequence[Case]] = {
     "service": [fault for fault in service.FAULTS if fault.engine != "real"],
     "vllm": [fault for fault in service.FAULTS if fault.engine != "fake"],
-    "redeploy": redeploy.CASES,
+    "redeploy": [*redeploy.CASES, *merge.CASES],
 }
 #: What the cases run on a host and against it; whole folders, so that no new module is forgotten. Not the results.
 COVERS = (
