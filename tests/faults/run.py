@@ -3,8 +3,9 @@
     PYTHONPATH=module_utils python -m tests.faults.run service  --host molecule-service=127.0.0.5
     PYTHONPATH=module_utils python -m tests.faults.run redeploy --host molecule-redeploy=127.0.0.6 [--all] [--random 50]
 
-`service --engine real --model NAME` leaves out what needs the fake engine. `--only TEXT` chooses by name. Ends 1 where
-one did not end as it must, or took longer than its bound.
+`service --engine real --model NAME` leaves out what needs the fake engine; `daily` is no fault, but the commands of
+daily work, the last of which removes the service. `--only TEXT` chooses by name. Ends 1 where one did not end as it
+must, or took longer than its bound.
 
 `--save FILE` writes the result; of a part of the suite (`--only`, or redeploys without `--all`) its rows of the file.
 What ended as it must is kept in .cache/faults as well, so that the same command goes on where it was interrupted, as
@@ -75,7 +76,7 @@ def save(path: Path, made_by: dict[str, Any], rows: list[dict[str, Any]], *, who
 def main() -> int:
     """Exit status 1 where a fault did not end as it must."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=["service", "redeploy"])
+    parser.add_argument("suite", choices=["service", "redeploy", "daily"])
     parser.add_argument("--host", required=True, help="NAME=ADDRESS of the sandbox host")
     parser.add_argument("--model", default="fake", help="name under which it serves")
     parser.add_argument("--engine", choices=["fake", "real"], default="fake", help="which one serves there")

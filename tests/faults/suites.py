@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Union
 
-from tests.faults import merge, redeploy, service
+from tests.faults import daily, merge, redeploy, service
 from tests.faults.host import Host
 
 Case = Union[service.Fault, redeploy.Case]
@@ -18,6 +18,7 @@ SUITES: Mapping[str, Sequence[Case]] = {
     "service": [fault for fault in service.FAULTS if fault.engine != "real"],
     "vllm": [fault for fault in service.FAULTS if fault.engine != "fake"],
     "redeploy": [*redeploy.CASES, *merge.CASES],
+    "daily": daily.CASES,
 }
 #: What the cases run on a host and against it; whole folders, so that no new module is forgotten. Not the results.
 COVERS = (

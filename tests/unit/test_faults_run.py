@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import results
-from tests.faults import redeploy, run, suites
+from tests.faults import daily, redeploy, run, suites
 from tests.faults.host import ROOT, FaultError, Host
 
 
@@ -110,6 +112,34 @@ def test_a_part_keeps_the_other_rows(faults: Faults) -> None:
     before = json.loads(faults.result.read_text())
     faults.run("--only", "two")
     assert json.loads(faults.result.read_text()) == before
+
+
+def test_a_run_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redeploy, "TIMEOUT_S", 0.2)
+    assert redeploy.Run("sleep", "60").end().code == -signal.SIGKILL
+
+
+def test_words_are_found_where_ansible_breaks_the_line() -> None:
+    redeploy.ends(redeploy.Run("printf", "is the\n    disk full?"), 0, "is the disk full?")
+    with pytest.raises(FaultError, match="wanted 0 and \\['is the disk full'\\]"):
+        redeploy.ends(redeploy.Run("printf", "no"), 0, "is the disk full")
+
+
+@pytest.mark.parametrize(("number", "task"), [(1, "a"), (3, "c"), (7, "b")])
+def test_a_random_kill_meets_a_task_in_a_run_of_any_length(
+    monkeypatch: pytest.MonkeyPatch, number: int, task: str
+) -> None:
+    lines = "TASK [a] *\\nTASK [b] *\\nTASK [c] *\\n"
+    monkeypatch.setattr(redeploy, "playbook", lambda *words: redeploy.Run("printf", lines))
+    assert redeploy._kill_at(number, "fake", 0.0) == task
+
+
+def test_a_key_among_the_arguments_of_a_process_is_found() -> None:
+    shown = "a-key-of-nobody"
+    with daily.no_argument_holds(shown):
+        subprocess.run(["sleep", "0.2"], check=True, env={"KEY": shown, "PATH": os.environ["PATH"]})
+    with pytest.raises(FaultError, match=r"time\.sleep.* a-key-of-nobody"), daily.no_argument_holds(shown):
+        subprocess.run([sys.executable, "-c", "import time; time.sleep(0.5)", shown], check=True)
 
 
 def test_the_digest_of_covered_code_is_of_what_lies_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
