@@ -9,6 +9,7 @@ Result: {path, size, sha256, adopted}.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,8 @@ from .splits import check_set, read_set
 
 TEMPORARY = ".merging"
 _POLL = 0.005
+# The tool moves the cursor back to show how far it is.
+_TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # The disk is asked to write behind the merge, so that the last fsync has little left to do.
 _FLUSH_EVERY = 256 << 20
 
@@ -162,7 +165,7 @@ class _Follower:
 
     def _stopped(self, code: int, found: int, wanted: int) -> str:
         self.log.seek(0)
-        words = self.log.read().decode(errors="replace").strip().splitlines()[-3:]
+        words = _TERMINAL.sub("", self.log.read().decode(errors="replace")).strip().splitlines()[-3:]
         folder = self.path.parent
         return (
             f"{self.path}: {self.tool} ended with {code} after {max(0, found)} bytes, wanted {wanted}; "
