@@ -7,7 +7,7 @@
 daily work, the last of which removes the service. `--only TEXT` chooses by name. Ends 1 where one did not end as it
 must, or took longer than its bound.
 
-`--save FILE` writes the result; of a part of the suite (`--only`, or redeploys without `--all`) its rows of the file.
+`--save FILE` writes the result; of a part (`--only`, or redeploys without `--all` and `--random`) its rows of the file.
 What ended as it must is kept in .cache/faults as well, so that the same command goes on where it was interrupted, as
 long as neither the case nor the code that it meets has changed; remove the folder to begin anew.
 """
@@ -110,7 +110,8 @@ def main() -> int:
             KEPT.mkdir(parents=True, exist_ok=True)
             atomic.write_text(kept, json.dumps(rows[-1]) + "\n")
     if options.save:
-        save(options.save, made_by, rows, whole=not options.only and (options.suite != "redeploy" or options.all))
+        all_of_it = options.suite != "redeploy" or (options.all and options.random > 0)
+        save(options.save, made_by, rows, whole=all_of_it and not options.only)
     wrong = sum(not row["ok"] for row in rows)
     print(f"{len(rows)} faults, {wrong} did not end as they must", flush=True)
     return 1 if wrong or not rows else 0

@@ -114,6 +114,15 @@ def test_a_part_keeps_the_other_rows(faults: Faults) -> None:
     assert json.loads(faults.result.read_text()) == before
 
 
+def test_a_run_without_random_kills_keeps_those_of_before(faults: Faults) -> None:
+    faults.run("--random", "3")
+    assert len(faults.rows()) == 5
+    faults.run()
+    assert len(faults.rows()) == 5
+    faults.run("--random", "1")
+    assert len(faults.rows()) == 3
+
+
 def test_a_run_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redeploy, "TIMEOUT_S", 0.2)
     assert redeploy.Run("sleep", "60").end().code == -signal.SIGKILL
