@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
 import subprocess
@@ -25,6 +26,16 @@ def origin(covers: Sequence[str]) -> dict[str, Any]:
         "covers": list(covers),
         "cores": os.cpu_count(),
     }
+
+
+def digest(covers: Sequence[str]) -> str:
+    """SHA-256 of all files that a result speaks of, as they are now, in a commit or not."""
+    listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *covers)
+    found = hashlib.sha256()
+    for path in sorted(ROOT / name for name in set(listed.split("\0")) - {""}):
+        if path.is_file():  # neither removed meanwhile nor a link to a folder
+            found.update(f"{path.relative_to(ROOT)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return found.hexdigest()
 
 
 def save(path: Path, made_by: Mapping[str, Any], found: Mapping[str, Any]) -> None:

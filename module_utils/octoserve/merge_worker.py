@@ -9,6 +9,7 @@ Result: {path, size, sha256, adopted}.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from typing import Any
 
 from .adopt import adopt
 from .digest import BLOCK, Hasher, buffers, read_at, sha256_file
-from .fetch import FetchError, check_space, file_size, from_spec
+from .fetch import FetchError, check_space, file_size, free_bytes, from_spec
 from .gguf import GgufError, read
 from .job import Progress, WorkerError, main
 from .merge import Layout, Segment, expected_layout, layout
@@ -32,6 +33,8 @@ from .splits import check_set, read_set
 
 TEMPORARY = ".merging"
 _POLL = 0.005
+# The tool moves the cursor back to show how far it is.
+_TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # The disk is asked to write behind the merge, so that the last fsync has little left to do.
 _FLUSH_EVERY = 256 << 20
 
@@ -162,10 +165,12 @@ class _Follower:
 
     def _stopped(self, code: int, found: int, wanted: int) -> str:
         self.log.seek(0)
-        words = self.log.read().decode(errors="replace").strip().splitlines()[-3:]
+        words = _TERMINAL.sub("", self.log.read().decode(errors="replace")).strip().splitlines()[-3:]
+        folder = self.path.parent
         return (
-            f"{self.tool} ended with {code} after {max(0, found)} bytes, wanted {wanted}; "
-            f"is the disk full? It said: {' | '.join(words) or 'nothing'}"
+            f"{self.path}: {self.tool} ended with {code} after {max(0, found)} bytes, wanted {wanted}; "
+            f"is the disk full? {folder} has {free_bytes(folder) / 1e9:.2f} GB free. "
+            f"It said: {' | '.join(words) or 'nothing'}"
         )
 
 

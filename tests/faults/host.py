@@ -162,7 +162,7 @@ class Host:
 
     def left_behind(self) -> list[str]:
         """What must not be there while nothing is under way: unfinished files, stray processes and shared memory."""
-        unfinished = "-name '*.partial' -o -name '*.going' -o -name '*.part' -o -name '*.new'"
+        unfinished = " -o ".join(f"-name '*.{end}'" for end in ("partial", "going", "part", "new", "merging"))
         places = "/opt/octoserve /var/lib/octoserve /etc/octoserve /etc/systemd/system"
         found = self.run(f"find {places} \\( {unfinished} \\) -print | grep -v /site-packages/", check=False).split()
         user = self.run("ps -o pid= -u octoserve", check=False).split()

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,13 +32,17 @@ Restart=always
 [Install]
 WantedBy=multi-user.target
 """
-TIMEOUT_S = 400
-#: What a run looks like at most, for the random kills; later than the last task, nothing is killed.
+#: Seconds after which a run is ended. The first one that merges builds the tool for it: minutes.
+TIMEOUT_S = 900
+#: Seconds that a run of site.yml may take on the fake engine: 15 to 80 on two idle cores, twice that beside other work.
+RUN_S = 150
+#: About as many tasks as a run has, for the random kills.
 TASKS = 110
 OLD, NEW = "fake", "better"
 #: By profile, as tests/fixtures/fake_engine/make.py makes them.
 STACKS = {OLD: "fake-1", NEW: "fake-2"}
 NEXT, PROVEN = "the next run goes on", "what was proven serves, the next run goes on"
+BACK = "the one before is back and proven"
 #: Removes every release that no process runs from, so that there is something to install.
 FORGET = f"""cd {RELEASES} && for r in *; do
     systemctl show --property=ExecStart octoserve-main | grep -q "/$r/" || rm -rf "$r"; done"""
@@ -65,6 +70,9 @@ class Run:
             text=True,
             start_new_session=True,
         )
+        self.timer = threading.Timer(TIMEOUT_S, self._end_now)
+        self.timer.daemon = True
+        self.timer.start()
         self.lines: list[str] = []
 
     @property
@@ -87,14 +95,20 @@ class Run:
 
     def kill(self) -> None:
         """End the controller as a power cut of its machine would: every process, without a word."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+        self.timer.cancel()
+        self._end_now()
         self.process.wait()
 
+    def _end_now(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
     def end(self) -> Ended:
-        """Wait for the end."""
+        """Wait for the end; a run that takes longer than TIMEOUT_S is ended, and its code is -9."""
         for line in self._stdout:
             self.lines.append(line)
-        code = self.process.wait(TIMEOUT_S)
+        self.timer.cancel()
+        code = self.process.wait(60)
         return Ended(code, "".join(self.lines))
 
 
@@ -112,7 +126,8 @@ def playbook(name: str, *options: str) -> Run:
 def ends(run: Run, code: int, *words: str) -> Ended:
     """Wait, and raise FaultError unless it ends with this code and says all of these."""
     ended = run.end()
-    missing = [word for word in words if word not in ended.output]
+    said = " ".join(ended.output.split())  # Ansible breaks long lines
+    missing = [word for word in words if word not in said]
     if ended.code != code or missing:
         raise FaultError(f"ended with {ended.code}, wanted {code} and {missing}: {ended.output[-3000:]}")
     return ended
@@ -129,12 +144,21 @@ def serves(host: Host, profile: str) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """``meet`` injects the fault and judges how it ended. ``short``: part of `make test`."""
+    """``meet`` injects the fault and judges how it ended. ``short``: part of `make test`.
+
+    ``runs``: how many runs of a playbook it makes, from which its bound follows.
+    """
 
     name: str
     ends: str
     meet: Callable[[Host], Any]
     short: bool = False
+    runs: int = 2
+
+    @property
+    def bound_s(self) -> float:
+        """Seconds that it may take."""
+        return self.runs * RUN_S
 
 
 def serving(host: Host) -> str:
@@ -210,23 +234,38 @@ def killed_at(task: str) -> Callable[[Host], None]:
     return meet
 
 
+def cut_power(host: Host, run: Run, task: str) -> None:
+    """The host loses its power when a task of a run begins, and is switched on again."""
+    run.until(task)
+    time.sleep(0.5)
+    host.cut_power()
+    host.sandbox("start")
+    run.end()
+
+
 def power_cut_at(task: str) -> Callable[[Host], None]:
     """The host loses its power when a task begins; after boot what was proven serves, and the next run mends."""
 
     def meet(host: Host) -> None:
         old, new = serving(host), another(host)
         host.run(FORGET)
-        run = playbook("site.yml", "-e", f"octoserve_profile={new}")
-        run.until(task)
-        time.sleep(0.5)
-        host.cut_power()
-        host.sandbox("start")
-        run.end()
+        cut_power(host, playbook("site.yml", "-e", f"octoserve_profile={new}"), task)
         serves(host, old)
         ends(redeploy(new), 0)
         serves(host, new)
 
     return meet
+
+
+def power_cut_in_rollback(host: Host) -> None:
+    """The host loses its power on the way back: both deployments are proven, and the next run comes to the end."""
+    before, old, new = host.state()["current"], serving(host), another(host)
+    ends(redeploy(new), 0)
+    back = ("playbooks/rollback.yml", "-e", f"octoserve_deployment={before}")
+    cut_power(host, playbook(*back), "Write the unit")
+    host.until("one of the two answers right", 30, lambda: "Paris" in (host.answer() or ""))
+    ends(playbook(*back), 0)
+    serves(host, old)
 
 
 def model_truncated(host: Host) -> None:
@@ -370,11 +409,7 @@ def adopted(host: Host) -> None:
         ends(run("site.yml", "merged_wrong"), 2, f"{unit}, which was set up by hand, was started again")
         wants("after a deploy that failed", stands(), "active enabled")
         host.until("what was set up by hand serves again", 30, lambda: "Paris" in (at_port.answer() or ""))
-        cut = run("site.yml", "merged")
-        cut.until("Ask the questions")
-        host.cut_power()
-        host.sandbox("start")
-        cut.end()
+        cut_power(host, run("site.yml", "merged"), "Ask the questions")
         host.until("what was set up by hand serves after a power cut", 60, lambda: "Paris" in (at_port.answer() or ""))
         wants("after a power cut during the gates", stands(), "active enabled")
         ends(run("site.yml", "merged"), 0)
@@ -395,12 +430,10 @@ def adopted(host: Host) -> None:
 
 
 CASES = [
-    Case("a run without a change", "nothing is done", unchanged, short=True),
-    Case(
-        "a deployment that answers wrong", "the one before is back and proven", rolled_back("wrong", "coherence"), True
-    ),
-    Case("a deployment that is too slow", "the one before is back and proven", rolled_back("slow", "throughput")),
-    Case("a deployment that does not start", "the one before is back and proven", rolled_back("broken", "start")),
+    Case("a run without a change", "nothing is done", unchanged, short=True, runs=1),
+    Case("a deployment that answers wrong", BACK, rolled_back("wrong", "coherence"), short=True, runs=1),
+    Case("a deployment that is too slow", BACK, rolled_back("slow", "throughput"), runs=1),
+    Case("a deployment that does not start", BACK, rolled_back("broken", "start"), runs=1),
     Case("a release that is edited before the start", "the one before is back; names the file", guard_refuses),
     Case("a card that is lost before the start", "nothing starts, names the card", card_lost_before_the_start),
     Case("a way back by hand to an edited release", "refused; the current one serves on", back_to_an_edited_release),
@@ -409,11 +442,13 @@ CASES = [
     Case("the controller dies while it installs", NEXT, killed_at("Install, patch, compile")),
     Case("the controller dies before the restart", NEXT, killed_at("Write the unit"), short=True),
     Case("the controller dies during the gates", NEXT, killed_at("Measure the decode rate")),
+    Case("a power cut during preflight", PROVEN, power_cut_at("Read the cards")),
     Case("a power cut while it installs", PROVEN, power_cut_at("Install, patch")),
     Case("a power cut during a start", PROVEN, power_cut_at("Wait for a real"), short=True),
     Case("a power cut during the gates", PROVEN, power_cut_at("Ask the questions")),
-    Case("a truncated file of the model", "fetched again", model_truncated),
-    Case("no room for a release", "found in preflight, nothing touched", no_room),
+    Case("a power cut during a rollback", PROVEN, power_cut_in_rollback, runs=3),
+    Case("a truncated file of the model", "fetched again", model_truncated, runs=1),
+    Case("no room for a release", "found in preflight, nothing touched", no_room, runs=1),
     Case(
         "a disk that fills during the installation", "fails there, the old one serves; the next run goes on", disk_fills
     ),
@@ -421,32 +456,48 @@ CASES = [
         "a host that was set up by hand",
         "its unit gives way, and comes back where the deploy fails or the power is cut",
         adopted,
+        runs=10,  # seven, and the build of the tool that merges, which takes as long as three
     ),
-    Case("no room for the report", "deployed; the run says what is missing", no_room_for_reports),
+    Case("no room for the report", "deployed; the run says what is missing", no_room_for_reports, runs=1),
 ]
 
 
-def killed_at_random(host: Host, seed: int) -> str:
-    """The controller dies at a task that a seed chooses; the next run mends. Returns the task."""
-    at = random.Random(seed).randrange(1, TASKS)
-    profile = (OLD, NEW)[seed % 2]
-    run = playbook("site.yml", "-e", f"octoserve_profile={profile}")
-    name = "its end"
-    for number, task in enumerate(run.tasks(), 1):
-        if number == at:
-            time.sleep(random.Random(seed).random())
-            run.kill()
-            name = task
-            break
-    else:
-        run.end()
-    ends(redeploy(profile), 0)
-    serves(host, profile)
-    return name
+def killed_at_random(seed: int) -> Callable[[Host], str]:
+    """The controller dies at a task that a seed chooses; the next run mends. Tells the task."""
+
+    def meet(host: Host) -> str:
+        profile = (OLD, NEW)[seed % 2]
+        task = _kill_at(random.Random(seed).randrange(1, TASKS), profile, random.Random(seed).random())
+        ends(redeploy(profile), 0)
+        serves(host, profile)
+        return task
+
+    return meet
 
 
-def meet(host: Host, case: Case) -> None:
-    """Meet one fault; nothing may be left behind."""
-    case.meet(host)
+def _kill_at(number: int, profile: str, pause_s: float) -> str:
+    """Kill a run some time after its task of this number began. One that ended before is made once more."""
+    while True:
+        run, count = playbook("site.yml", "-e", f"octoserve_profile={profile}"), 0
+        for count, name in enumerate(run.tasks(), 1):
+            if count == number:
+                time.sleep(pause_s)
+                run.kill()
+                return name
+        ended = run.end()
+        if ended.code != 0:
+            raise FaultError(f"ended with {ended.code}: {ended.output[-3000:]}")
+        number = number % count + 1
+
+
+def at_random(seed: int) -> Case:
+    """A kill of the controller at a random task."""
+    return Case(f"the controller dies at a random task, seed {seed}", NEXT, killed_at_random(seed), runs=3)
+
+
+def meet(host: Host, case: Case) -> Any:
+    """Meet one fault; nothing may be left behind. Returns what it tells."""
+    told = case.meet(host)
     if left := host.left_behind():
         raise FaultError(f"left behind: {left}")
+    return told

@@ -3,13 +3,20 @@
     PYTHONPATH=module_utils python -m tests.faults.run service  --host molecule-service=127.0.0.5
     PYTHONPATH=module_utils python -m tests.faults.run redeploy --host molecule-redeploy=127.0.0.6 [--all] [--random 50]
 
-`service --engine real --model NAME` leaves out what needs the fake engine. `--only TEXT` chooses by name. Ends 1 where
-one did not end as it must. `--save FILE` with `--only` replaces rows of the file.
+`service --engine real --model NAME` leaves out what needs the fake engine; `daily` is no fault, but the commands of
+daily work, the last of which removes the service. `--only TEXT` chooses by name. Ends 1 where one did not end as it
+must, or took longer than its bound.
+
+`--save FILE` writes the result; of a part (`--only`, or redeploys without `--all` and `--random`) its rows of the file.
+What ended as it must is kept in .cache/faults as well, so that the same command goes on where it was interrupted, as
+long as neither the case nor the code that it meets has changed; remove the folder to begin anew.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import subprocess
 import sys
 import time
@@ -17,51 +24,59 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from octoserve import atomic
+
 from tests import pages, results
-from tests.faults import redeploy, service
-from tests.faults.host import FaultError, Host
+from tests.faults import redeploy, suites
+from tests.faults.host import ROOT, FaultError, Host
 
-COVERS = ["templates", "roles/vllm_service", "playbooks", "tests/faults", "tests/fixtures/fake_engine"] + [
-    f"module_utils/octoserve/{name}.py"
-    for name in (
-        *("deployment", "guard_deployment", "guard_gpu", "guard_shm", "lock", "nvml", "reclaim", "startup"),
-        *("watchdog", "xid"),
-    )
-]
-Step = tuple[str, str, float, Callable[[], Any]]
+KEPT = ROOT / ".cache/faults"
 
 
-def service_faults(host: Host, options: argparse.Namespace) -> Iterator[Step]:
-    """Name, how it must end, bound in seconds, and what meets it."""
-    for fault in service.FAULTS:
-        if fault.engine in ("any", options.engine):
-            yield fault.name, fault.ends, fault.bound_s, lambda fault=fault: service.meet(host, fault)  # type: ignore[misc]
+def chosen(suite: str, options: argparse.Namespace) -> Iterator[suites.Case]:
+    """The cases that are to be met."""
+    cases = [
+        case for case in suites.SUITES[suite] if suite != "redeploy" or options.all or getattr(case, "short", True)
+    ]
+    for case in [*cases, *(redeploy.at_random(seed) for seed in range(options.random))]:
+        if options.only in case.name:
+            yield case
 
 
-def redeploy_faults(host: Host, options: argparse.Namespace) -> Iterator[Step]:
-    """The same of redeploys."""
-    for case in redeploy.CASES:
-        if case.short or options.all:
-            yield case.name, case.ends, redeploy.TIMEOUT_S, lambda case=case: redeploy.meet(host, case)  # type: ignore[misc]
-    for seed in range(options.random):
-        name = f"the controller dies at a random task, seed {seed}"
-        yield name, "the next run goes on", redeploy.TIMEOUT_S, lambda seed=seed: redeploy.killed_at_random(host, seed)  # type: ignore[misc]
+def outcome(case: suites.Case, meet: Callable[[], Any]) -> dict[str, Any]:
+    """Meet a case, and tell how it ended: `ok` if as it must and within its bound, else also what was `found`."""
+    began = time.monotonic()
+    try:
+        told = meet()
+    except (FaultError, subprocess.SubprocessError) as error:  # the others still tell something
+        return {"ok": False, "found": str(error)}
+    seconds = round(told if isinstance(told, float) else time.monotonic() - began, 1)
+    row: dict[str, Any] = {"ok": seconds <= case.bound_s, "seconds": seconds}
+    if isinstance(told, str):
+        row["at"] = told
+    return row if row["ok"] else {**row, "found": f"as it must, but after {seconds} s, wanted {case.bound_s:.0f}"}
 
 
-def save(path: Path, made_by: dict[str, Any], rows: list[dict[str, Any]], names: set[str], *, whole: bool) -> None:
+def kept_in(suite: str, case: suites.Case, covered: str) -> Path:
+    """Where a row is kept that was met with this case and this code."""
+    name = hashlib.sha256("\0".join([suite, case.name, suites.digest(case), covered]).encode()).hexdigest()
+    return KEPT / f"{name[:24]}.json"
+
+
+def save(path: Path, made_by: dict[str, Any], rows: list[dict[str, Any]], *, whole: bool) -> None:
     """Write a result. Of a part: into the file of the whole, whose commit stays, each row with its own."""
     if not whole and path.exists():
         before = pages.load(path)
         met = {row["fault"]: row for row in rows}
-        kept = [met.pop(row["fault"], row) for row in before["faults"] if row["fault"] in names]
-        made_by, rows = {key: before[key] for key in made_by if key in before}, [*kept, *met.values()]
+        rows = [met.pop(row["fault"], row) for row in before.pop("faults")]
+        made_by, rows = before, [*rows, *met.values()]
     results.save(path, made_by, {"faults": rows})
 
 
 def main() -> int:
     """Exit status 1 where a fault did not end as it must."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=["service", "redeploy"])
+    parser.add_argument("suite", choices=["service", "redeploy", "daily"])
     parser.add_argument("--host", required=True, help="NAME=ADDRESS of the sandbox host")
     parser.add_argument("--model", default="fake", help="name under which it serves")
     parser.add_argument("--engine", choices=["fake", "real"], default="fake", help="which one serves there")
@@ -74,26 +89,29 @@ def main() -> int:
     options = parser.parse_args()
     name, address = options.host.split("=", 1)
     host = Host(name, address, options.model)
-    made_by = results.origin(COVERS)
-    all_steps = list((service_faults if options.suite == "service" else redeploy_faults)(host, options))
+    suite = "vllm" if options.engine == "real" else options.suite
+    made_by, covered = results.origin(suites.COVERS), results.digest(suites.COVERS)
     rows: list[dict[str, Any]] = []
-    for name, ends, bound_s, meet in all_steps:
-        if options.only not in name:
+    for case in chosen(suite, options):
+        kept = kept_in(suite, case, covered)
+        if options.save and kept.exists():
+            rows.append(json.loads(kept.read_text()))
+            print(f"ok before: {case.name}", flush=True)
             continue
-        row: dict[str, Any] = {"commit": made_by["commit"][:10], "fault": name, "ends": ends, "bound_s": bound_s}
-        began = time.monotonic()
-        try:
-            told = meet()
-            row.update(ok=True, seconds=round(told if isinstance(told, float) else time.monotonic() - began, 1))
-            row.update({"at": told} if isinstance(told, str) else {})
-            print(f"ok: {name}: {ends} ({row['seconds']} s)", flush=True)
-        except (FaultError, subprocess.SubprocessError) as error:  # the others still tell something
-            row.update(ok=False, found=str(error))
-            print(f"WRONG: {name}: wanted: {ends}; found: {error}", flush=True)
+        found = outcome(case, lambda case=case: suites.meet(host, case))  # type: ignore[misc]
+        told = {"fault": case.name, "case": suites.digest(case), "commit": made_by["commit"][:10]}
+        rows.append({**told, **found})
+        if found["ok"]:
+            print(f"ok: {case.name}: {case.ends} ({found['seconds']} s)", flush=True)
+        else:
+            print(f"WRONG: {case.name}: wanted: {case.ends}; found: {found['found']}", flush=True)
             host.fresh()
-        rows.append(row)
+        if options.save and found["ok"]:
+            KEPT.mkdir(parents=True, exist_ok=True)
+            atomic.write_text(kept, json.dumps(rows[-1]) + "\n")
     if options.save:
-        save(options.save, made_by, rows, {name for name, *_ in all_steps}, whole=not options.only)
+        all_of_it = options.suite != "redeploy" or (options.all and options.random > 0)
+        save(options.save, made_by, rows, whole=all_of_it and not options.only)
     wrong = sum(not row["ok"] for row in rows)
     print(f"{len(rows)} faults, {wrong} did not end as they must", flush=True)
     return 1 if wrong or not rows else 0

@@ -18,8 +18,10 @@ AGAIN = "answers again by itself"
 
 @dataclass(frozen=True)
 class Fault:
-    """``inject`` returns when the fault is there; ``judge`` waits for how it must end, at most ``bound_s`` seconds.
+    """``inject`` returns when the fault is there; ``judge`` waits for how it must end.
 
+    ``bound_s``: seconds from fault to end that it may take: what the unit's pauses and limits, the watchdog's looks and
+    the load of the engine allow together in these scenarios, and a few times that, since the machine may do other work.
     ``ends``: in words. ``engine``: which one can meet it, `fake`, `real` or `any`.
     """
 

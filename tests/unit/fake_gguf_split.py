@@ -32,7 +32,7 @@ def main() -> int:
                 if fault == "short":
                     return 0
                 if fault == "die":
-                    sys.stderr.write("gguf_merge: failed to load input GGUF\n")
+                    sys.stderr.write("\x1b[3Dgguf_merge: failed to load input GGUF\n")
                     return 3
                 while fault == "pause" and not Path(os.environ["FAKE_GGUF_SPLIT_GO"]).exists():
                     time.sleep(0.01)
