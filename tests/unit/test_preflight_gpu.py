@@ -235,6 +235,9 @@ def test_driver_packages(tmp_path: Path) -> None:
 
     made_up_host.write(tmp_path, status, dpkg(("nvidia-driver-590-open", held), ("libnvidia-compute-590", held)))
     assert preflight_driver.packages(host).verdict == OK
+    assert preflight_driver.packages(Host(tmp_path, virtual=True)).verdict == OK, "its driver is its own"
+    inside = preflight_driver.packages(Host(tmp_path, container="lxc"))
+    assert (inside.verdict, "this container (lxc)" in inside.measured) == (CANNOT_SEE, True), "the host's are others"
 
 
 def test_no_card_is_no_good_card() -> None:
