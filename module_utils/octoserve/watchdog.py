@@ -127,13 +127,13 @@ def halted(memory: Memory, fault: str) -> Memory:
     return memory
 
 
-def counters(exposition: str) -> dict[str, float]:
-    """The engine's counters in a Prometheus exposition, by name and labels."""
+def counters(exposition: str) -> dict[str, float] | None:
+    """The engine's counters in a Prometheus exposition, by name and labels. None: it shows none (disable-log-stats)."""
     found = {}
     for match in _SAMPLE.finditer(exposition):
         if match["name"] in COUNTERS:
             found[match["name"] + (match["labels"] or "")] = float(match["value"])
-    return found
+    return found or None
 
 
 def load(path: Path) -> Memory:

@@ -117,6 +117,15 @@ http_requests_total{handler="/v1/chat/completions"} 7.0
     }
 
 
+def test_an_exposition_without_the_engine_shows_no_counters(healthy: Memory) -> None:
+    """As with disable-log-stats: nothing can stand still, so a long prefill gets the patience of a blind look."""
+    found = watchdog.counters('http_requests_total{handler="/v1/chat/completions"} 7.0\n')
+    memory = healthy
+    for _ in range(3):
+        memory = judge(memory, seen(counters=found), LIMITS)
+    assert (memory.verdict, "it shows no counters" in memory.reason) == (SUSPECT, True)
+
+
 def test_memory_survives_and_damage_forgets(tmp_path: Any) -> None:
     path = tmp_path / "memory.json"
     assert watchdog.load(path) == Memory()
