@@ -85,21 +85,26 @@ class Memory:
     at: float = 0.0
     invocation: str = ""
     answered: bool = False
+    answered_at: float = 0.0
     failures: int = 0
     counters: Mapping[str, float] | None = None
-    series_since: float = 0.0  # when the first of the starts began that systemd made one after another
+    series_since: float = (
+        0.0  # when the starts began that systemd made one after another, none of which answered before
+    )
 
 
 def judge(memory: Memory, seen: Seen, limits: Limits) -> Memory:
     """What to do, and what to remember. ``verdict`` of the result is one of the words above."""
     if seen.state.invocation != memory.invocation:
-        since = memory.series_since if seen.state.restarts and memory.series_since else seen.at - seen.age
+        again = seen.state.restarts and memory.series_since
+        since = max(memory.series_since, memory.answered_at) if again else seen.at - seen.age
         memory = Memory(invocation=seen.state.invocation, series_since=since)
     now = replace(memory, at=seen.at)
     if not seen.state.alive:
         return replace(now, verdict=NOT_RUNNING, reason=f"unit is {seen.state.active} ({seen.state.result})")
     if seen.answered:
-        return replace(now, verdict=ANSWERS, reason="", answered=True, failures=0, counters=seen.counters)
+        now = replace(now, answered=True, answered_at=seen.at, failures=0, counters=seen.counters)
+        return replace(now, verdict=ANSWERS, reason="")
     return _silent(now, seen, limits)
 
 
@@ -125,6 +130,15 @@ def halted(memory: Memory, fault: str) -> Memory:
     if fault and memory.verdict in (SUSPECT, RESTART, LOADING):
         return replace(memory, verdict=HALT, reason=fault)
     return memory
+
+
+def faults_since(memory: Memory) -> float:
+    """From when on a fault counts, seconds since 1970.
+
+    A service that went on after a fault and then misses one look need not suffer from it; one that is to be restarted
+    may.
+    """
+    return max(memory.answered_at, memory.series_since) if memory.verdict == SUSPECT else memory.series_since
 
 
 def counters(exposition: str) -> dict[str, float] | None:
@@ -222,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = judge(load(options.memory), look(options.unit, client), limits)
     _keep(options.memory, found)
     if content.get("gpus") and found.verdict in (SUSPECT, RESTART, LOADING):
-        found = halted(found, _ask_for_fault(found.series_since))
+        found = halted(found, _ask_for_fault(faults_since(found)))
         _keep(options.memory, found)
     line = f"{options.unit}: {found.verdict}" + (f": {found.reason}" if found.reason else "")
     print(line, file=sys.stderr if found.verdict in EXIT_CODES else sys.stdout, flush=True)

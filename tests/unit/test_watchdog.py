@@ -103,6 +103,21 @@ def test_faults_count_since_the_first_of_the_starts_in_a_row() -> None:
     assert by_hand.series_since == 2999.0
 
 
+def test_one_missed_look_is_not_for_a_fault_that_the_service_went_on_after(healthy: Memory) -> None:
+    """Xid 64 a week ago, answers since then, one look without an answer: it is not stopped for good."""
+    answered = judge(healthy, seen(at=2e9, answered=True), LIMITS)
+    suspect = judge(answered, seen(at=2e9 + 60), LIMITS)
+    assert (suspect.verdict, watchdog.faults_since(suspect)) == (SUSPECT, 2e9)
+    at_last = judge(judge(suspect, seen(at=2e9 + 120), LIMITS), seen(at=2e9 + 180), LIMITS)
+    assert (at_last.verdict, watchdog.faults_since(at_last)) == (RESTART, healthy.series_since)
+
+
+def test_after_a_crash_faults_count_since_the_last_answer(healthy: Memory) -> None:
+    answered = judge(healthy, seen(at=2e9, answered=True), LIMITS)
+    again = judge(answered, seen(at=2e9 + 90, age=30.0, state=replace(RUNS, invocation="start-2", restarts=1)), LIMITS)
+    assert (again.verdict, watchdog.faults_since(again)) == (LOADING, 2e9)
+
+
 def test_counters_are_read_from_an_exposition() -> None:
     text = """# HELP vllm:prompt_tokens_total Number of prefill tokens processed.
 # TYPE vllm:prompt_tokens_total counter
