@@ -6,6 +6,8 @@ Run by a timer. Each run asks the deployment in service for one token and reads 
 prefill of minutes does not answer in time, but its counters move; a hung one does not answer and its counters stand
 still. Only where that is so in several runs in a row, the service is restarted. Where the driver reported a fault that
 no restart mends, or a card is lost, it is stopped instead, and stays so. What was seen is kept in a file between runs.
+Once a start has answered for long enough, systemd forgets the starts before it: crashes of a service that serves do not
+add up to a start that is refused.
 
 Ends 0 where there is nothing to do, 3 where the service was restarted, 4 where it was stopped for good.
 """
@@ -55,10 +57,14 @@ BLIND = 3
 
 @dataclass(frozen=True)
 class Limits:
-    """When to act: failed probes in a row, and seconds that a start may take until the first answer."""
+    """When to act: failed probes in a row, and seconds that a start may take until the first answer.
+
+    ``settled_s``: seconds from its first answer to the one with which a start counts as good.
+    """
 
     failures: int
     start_timeout_s: float
+    settled_s: float
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,8 @@ class Memory:
     invocation: str = ""
     answered: bool = False
     answered_at: float = 0.0
+    answered_age: float | None = None  # seconds from its beginning to the first answer seen
+    settled: bool = False
     failures: int = 0
     counters: Mapping[str, float] | None = None
     series_since: float = (
@@ -103,8 +111,9 @@ def judge(memory: Memory, seen: Seen, limits: Limits) -> Memory:
     if not seen.state.alive:
         return replace(now, verdict=NOT_RUNNING, reason=f"unit is {seen.state.active} ({seen.state.result})")
     if seen.answered:
-        now = replace(now, answered=True, answered_at=seen.at, failures=0, counters=seen.counters)
-        return replace(now, verdict=ANSWERS, reason="")
+        first = seen.age if now.answered_age is None else now.answered_age
+        now = replace(now, answered=True, answered_at=seen.at, answered_age=first, failures=0, counters=seen.counters)
+        return replace(now, verdict=ANSWERS, reason="", settled=now.settled or seen.age - first >= limits.settled_s)
     return _silent(now, seen, limits)
 
 
@@ -203,6 +212,14 @@ def _ask_for_fault(since: float) -> str:
     return bounded.run(command, timeout_s=NVML_S).strip()
 
 
+def forget_failures(unit: str) -> None:
+    """Set systemd's count of starts, which StartLimitBurst bounds, and that of restarts to zero.
+
+    That is what reset-failed does to a unit that runs: systemctl(1).
+    """
+    subprocess.run(["systemctl", "reset-failed", unit], check=True, timeout=60)
+
+
 def act(memory: Memory, unit: str) -> None:
     """Restart or stop the service where that is the verdict, unless somebody else has done so since it was seen."""
     if memory.verdict not in EXIT_CODES:
@@ -221,6 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--memory", type=Path, help="file that is kept between runs")
     parser.add_argument("--probe-timeout", type=float, default=30.0, help="seconds to wait for one token")
     parser.add_argument("--failures", type=int, default=3, help="failed probes in a row before a restart")
+    parser.add_argument("--settled", type=float, default=900.0, help="seconds of answers that make a start a good one")
     parser.add_argument("--fault-since", type=float, help="only print what no restart mends, since a moment")
     options = parser.parse_args(argv)
     if options.fault_since is not None:
@@ -232,8 +250,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     content = deployment.read(options.deployments, number)
     client = Client(content["base_url"], content["model_name"], os.environ.get("VLLM_API_KEY"), options.probe_timeout)
-    limits = Limits(options.failures, float(content.get("start_timeout", START_TIMEOUT_S)))
-    found = judge(load(options.memory), look(options.unit, client), limits)
+    limits = Limits(options.failures, float(content.get("start_timeout", START_TIMEOUT_S)), options.settled)
+    before = load(options.memory)
+    found = judge(before, look(options.unit, client), limits)
+    if found.settled and not (before.settled and before.invocation == found.invocation):
+        forget_failures(options.unit)
     _keep(options.memory, found)
     if content.get("gpus") and found.verdict in (SUSPECT, RESTART, LOADING):
         found = halted(found, _ask_for_fault(faults_since(found)))

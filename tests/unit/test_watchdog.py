@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from octoserve import watchdog
+from octoserve import deployment, startup, watchdog
 from octoserve.startup import UnitState
 from octoserve.watchdog import BUSY, HALT, LOADING, NOT_RUNNING, RESTART, SUSPECT, Limits, Memory, Seen, halted, judge
 
-LIMITS = Limits(failures=3, start_timeout_s=600)
+LIMITS = Limits(failures=3, start_timeout_s=600, settled_s=900)
 RUNS = UnitState("active", "running", "success", "0", "start-1", 0)
 STILL = {"vllm:prompt_tokens_total": 10.0, "vllm:kv_cache_usage_perc": 0.5}
 
@@ -116,6 +119,46 @@ def test_after_a_crash_faults_count_since_the_last_answer(healthy: Memory) -> No
     answered = judge(healthy, seen(at=2e9, answered=True), LIMITS)
     again = judge(answered, seen(at=2e9 + 90, age=30.0, state=replace(RUNS, invocation="start-2", restarts=1)), LIMITS)
     assert (again.verdict, watchdog.faults_since(again)) == (LOADING, 2e9)
+
+
+def test_a_start_is_good_once_it_has_answered_for_long_enough() -> None:
+    loading = judge(Memory(), seen(age=1200.0), replace(LIMITS, start_timeout_s=2700))
+    first = judge(loading, seen(age=1260.0, answered=True), LIMITS)
+    early = judge(first, seen(age=2100.0, answered=True), LIMITS)
+    assert [memory.settled for memory in (loading, first, early)] == [False] * 3, "loading does not count"
+    assert not judge(early, seen(age=2200.0), LIMITS).settled, "a miss settles nothing"
+    good = judge(early, seen(age=2160.0, answered=True), LIMITS)
+    assert good.settled
+    other = seen(age=5.0, answered=True, state=replace(RUNS, invocation="start-2", restarts=1))
+    assert not judge(good, other, LIMITS).settled, "each start anew"
+
+
+@pytest.fixture
+def one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Seen], list[list[str]]]:
+    """Runs the watchdog once for what it sees; returns the commands that it gave to systemd."""
+    deployment.record(tmp_path / "deployments", {"base_url": "http://127.0.0.1:1", "model_name": "m", "unit": ""})
+
+    def run(found: Seen) -> list[list[str]]:
+        given: list[list[str]] = []
+        monkeypatch.setattr(watchdog, "look", lambda _unit, _client: found)
+        monkeypatch.setattr(subprocess, "run", lambda command, **_options: given.append(command))
+        monkeypatch.setattr(startup, "unit_state", lambda _unit: found.state)
+        folders = [f"--deployments={tmp_path / 'deployments'}", f"--memory={tmp_path / 'memory.json'}"]
+        watchdog.main(["--unit=octoserve-main.service", *folders, "--settled=900"])
+        return given
+
+    return run
+
+
+def test_systemd_forgets_the_starts_before_a_good_one_once(one_run: Callable[[Seen], list[list[str]]]) -> None:
+    """Else three good crashes within the time of three failing starts leave the service down for good."""
+    reset = [["systemctl", "reset-failed", "octoserve-main.service"]]
+    assert one_run(seen(age=1200.0, answered=True)) == []
+    assert one_run(seen(age=2100.0, answered=True)) == reset
+    assert one_run(seen(age=2160.0, answered=True)) == []
+    crashed = replace(RUNS, invocation="start-2", restarts=1)
+    assert one_run(seen(age=60.0, answered=True, state=crashed)) == [], "a start that answers once is not good yet"
+    assert one_run(seen(age=1000.0, answered=True, state=crashed)) == reset
 
 
 def test_counters_are_read_from_an_exposition() -> None:
