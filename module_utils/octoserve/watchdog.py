@@ -2,8 +2,8 @@
 
     python -m octoserve.watchdog --unit octoserve-main.service --deployments /var/lib/octoserve/deployments/main …
 
-Run by a timer. Each run asks the deployment in service for one token and reads the server's counters. A server in a
-prefill of minutes does not answer in time, but its counters move; a hung one does not answer and its counters stand
+Run by a timer. Each run asks the deployment that was started for one token and reads the server's counters. A server in
+a prefill of minutes does not answer in time, but its counters move; a hung one does not answer and its counters stand
 still. Only where that is so in several runs in a row, the service is restarted. Where the driver reported a fault that
 no restart mends, or a card is lost, it is stopped instead, and stays so. What was seen is kept in a file between runs.
 Once a start has answered for long enough, systemd forgets the starts before it: crashes of a service that serves do not
@@ -42,6 +42,7 @@ COUNTERS = (
     "vllm:prefix_cache_queries_total",
     "vllm:num_preemptions_total",
 )
+UNITS = Path("/etc/systemd/system")
 #: HTTP statuses of a server that is there and has no room or no time.
 FULL = (408, 429)
 #: Seconds that NVML gets; of a record of the first versions, seconds that a start gets.
@@ -244,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.fault_since is not None:
         print(fault(options.fault_since))
         return 0
-    number = deployment.running(options.deployments)
+    number = deployment.started(options.deployments, UNITS / options.unit)
     if number is None:
         print(f"{options.deployments} holds no deployment that is in service")
         return 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from octoserve import deployment, startup, watchdog
+from octoserve.openai_api import Client
 from octoserve.startup import UnitState
 from octoserve.watchdog import BUSY, HALT, LOADING, NOT_RUNNING, RESTART, SUSPECT, Limits, Memory, Seen, halted, judge
 
@@ -159,6 +160,31 @@ def test_systemd_forgets_the_starts_before_a_good_one_once(one_run: Callable[[Se
     crashed = replace(RUNS, invocation="start-2", restarts=1)
     assert one_run(seen(age=60.0, answered=True, state=crashed)) == [], "a start that answers once is not good yet"
     assert one_run(seen(age=1000.0, answered=True, state=crashed)) == reset
+
+
+def test_a_recorded_deployment_is_not_asked_before_it_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its record and its start its model is checked for minutes, and its address may be another."""
+    folder, unit = tmp_path / "deployments", tmp_path / "octoserve-main.service"
+    for port in (8000, 8001):
+        text = f"ExecStart=/bin/server --port={port}"
+        deployment.record(folder, {"base_url": f"http://127.0.0.1:{port}", "model_name": "m", "unit": text})
+    monkeypatch.setattr(watchdog, "UNITS", tmp_path)
+    asked: list[str] = []
+
+    def look(_unit: str, client: Client) -> Seen:
+        asked.append(client.base_url)
+        return seen(answered=True)
+
+    monkeypatch.setattr(watchdog, "look", look)
+    for port in (8000, 8001):
+        unit.write_text(f"ExecStart=/bin/server --port={port}")
+        watchdog.main([f"--unit={unit.name}", f"--deployments={folder}", f"--memory={tmp_path / 'memory.json'}"])
+    unit.write_text("ExecStart=/bin/server --port=8000 --edited")
+    assert asked == ["http://127.0.0.1:8000", "http://127.0.0.1:8001"]
+    assert deployment.started(folder, unit) == 2, "of a unit that is in no record"
+    assert deployment.started(tmp_path / "nothing", unit) is None
 
 
 def test_counters_are_read_from_an_exposition() -> None:
