@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 import requests
 
-from . import atomic, bounded, deployment, nvml, startup, xid
+from . import atomic, deployment, nvml, startup, xid
 from .openai_api import ApiError, Client
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ COUNTERS = (
 UNITS = Path("/etc/systemd/system")
 #: HTTP statuses of a server that is there and has no room or no time.
 FULL = (408, 429)
-#: Seconds that NVML gets; of a record of the first versions, seconds that a start gets.
+#: Seconds that NVML gets, whose cards are awake; of a record of the first versions, seconds that a start gets.
 NVML_S, START_TIMEOUT_S = 20.0, 2700.0
 _SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?P<labels>\{.*\})? (?P<value>\S+)", re.MULTILINE)
 ANSWERS, BUSY, LOADING, NOT_RUNNING, SUSPECT, RESTART, HALT = (
@@ -200,17 +200,11 @@ def fault(since: float) -> str:
     if found:
         return f"{found}: {found.remedy}"
     try:
-        with nvml.session() as read:
+        with nvml.session(NVML_S) as read:
             read()
     except nvml.GpuError as error:
         return str(error) if error.problem == nvml.LOST_CARD else ""
     return ""
-
-
-def _ask_for_fault(since: float) -> str:
-    """``fault`` in a process of its own: on a sick driver NVML may never return."""
-    command = [sys.executable, "-m", "octoserve.watchdog", f"--fault-since={since}"]
-    return bounded.run(command, timeout_s=NVML_S).strip()
 
 
 def forget_failures(unit: str) -> None:
@@ -240,11 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--probe-timeout", type=float, default=30.0, help="seconds to wait for one token")
     parser.add_argument("--failures", type=int, default=3, help="failed probes in a row before a restart")
     parser.add_argument("--settled", type=float, default=900.0, help="seconds of answers that make a start a good one")
-    parser.add_argument("--fault-since", type=float, help="only print what no restart mends, since a moment")
     options = parser.parse_args(argv)
-    if options.fault_since is not None:
-        print(fault(options.fault_since))
-        return 0
     number = deployment.started(options.deployments, UNITS / options.unit)
     if number is None:
         print(f"{options.deployments} holds no deployment that is in service")
@@ -258,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         forget_failures(options.unit)
     _keep(options.memory, found)
     if content.get("gpus") and found.verdict in (SUSPECT, RESTART, LOADING):
-        found = halted(found, _ask_for_fault(faults_since(found)))
+        found = halted(found, fault(faults_since(found)))
         _keep(options.memory, found)
     line = f"{options.unit}: {found.verdict}" + (f": {found.reason}" if found.reason else "")
     print(line, file=sys.stderr if found.verdict in EXIT_CODES else sys.stdout, flush=True)
