@@ -347,6 +347,11 @@ CASES = [
     ),
     Case("a deployment that is too slow", "the one before is back and proven", rolled_back("slow", "throughput")),
     Case("a deployment that does not start", "the one before is back and proven", rolled_back("broken", "start")),
+    Case(
+        "a fabric that gives wrong values",
+        "the one before is back and proven",
+        rolled_back("crossed", "values of an all-reduce"),
+    ),
     Case("a good deployment, and back by hand", "each serves in its turn", better_and_back, short=True),
     Case("a second run at the same time", "refused, names the first; the first ends well", second_run, short=True),
     Case("the controller dies while it installs", NEXT, killed_at("Install, patch, compile")),
