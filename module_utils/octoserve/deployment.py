@@ -60,6 +60,17 @@ def running(folder: Path) -> int | None:
     return max((number for number in numbers(folder) if state(folder, number) not in OUT), default=None)
 
 
+def started(folder: Path, unit: Path) -> int | None:
+    """The deployment whose unit systemd has, or None. Raises DeploymentError.
+
+    Between the record of a deployment and its start, while its model is checked, that is the one before it. A unit that
+    somebody edited is in no record: then the one that is in service.
+    """
+    text = unit.read_text() if unit.exists() else None
+    with_unit = (number for number in reversed(numbers(folder)) if read(folder, number).get("unit") == text)
+    return next(with_unit, running(folder))
+
+
 def listed(folder: Path) -> list[dict[str, Any]]:
     """Every deployment: number, state, when it came to that, profile, stack and release. Raises DeploymentError."""
     found = []

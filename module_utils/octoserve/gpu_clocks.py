@@ -12,7 +12,7 @@ from . import nvml
 
 try:
     import pynvml
-except ImportError:  # said by nvml.session()
+except ImportError:  # said by nvml.opened()
     pynvml = None
 
 INTERVAL_S = 0.5
@@ -57,7 +57,7 @@ class Sampler:
         samples: dict[int, list[dict[str, int | None]]] = {}
         names: dict[int, str] = {}
         try:
-            with nvml.session():
+            with nvml.opened():
                 while not samples or not self._stop.wait(self._interval_s):
                     for index in range(pynvml.nvmlDeviceGetCount()):
                         handle = pynvml.nvmlDeviceGetHandleByIndex(index)

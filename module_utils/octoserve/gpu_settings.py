@@ -9,7 +9,7 @@ from . import nvml
 
 try:
     import pynvml
-except ImportError:  # said by nvml.session()
+except ImportError:  # said by nvml.opened()
     pynvml = None
 
 # nvml.h, nvmlGpuP2PCapsIndex_t. As numbers: nvidia-ml-py 13.590 has the tuple (0,) as NVML_P2P_CAPS_INDEX_READ.
@@ -61,7 +61,7 @@ class Details:
 
 
 def read(count: int) -> Details:
-    """Read within a `nvml.session`. Raises GpuError (LOST_CARD) where a card does not answer."""
+    """Read where NVML is open. Raises GpuError (LOST_CARD) where a card does not answer."""
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
         return Details(

@@ -4,8 +4,8 @@
 
 Meant for a unit's ExecStartPre. Progress goes to stdout, the reason of a failure as one line to stderr.
 Exit codes: 0 free, 1 memory not free in time, 2 wrong usage, 3 no driver or cannot see, 4 driver and
-library differ, 5 a card does not answer, 6 wrong number of cards. 4 to 6 do not mend themselves: starting
-again is useless before someone has acted.
+library differ, 5 a card does not answer, 6 wrong number of cards, 7 NVML does not return. 4 to 7 do not mend
+themselves: starting again is useless before someone has acted.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ EXIT_CODES = {
     nvml.VERSION_MISMATCH: 4,
     nvml.LOST_CARD: 5,
     nvml.WRONG_COUNT: 6,
+    nvml.NO_ANSWER: 7,
 }
 
 

@@ -1,8 +1,8 @@
 """GPU facts through NVML, and a bounded wait until every card's memory is free.
 
-Read with NVIDIA's own bindings (nvidia-ml-py, module `pynvml`), no torch and no CUDA context. All sizes
-are bytes. Whatever keeps the facts from being read is a `GpuError` that says what was found, what was
-wanted and what to do.
+Read with NVIDIA's own bindings (nvidia-ml-py, module `pynvml`), no torch and no CUDA context, in a child, because on a
+sick driver NVML may never return. All sizes are bytes. Whatever keeps the facts from being read is a `GpuError` that
+says what was found, what was wanted and what to do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
+
+from . import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +27,7 @@ try:
 except ImportError:  # said by session(): the facts below stay importable without it
     pynvml = None
 
+T = TypeVar("T")
 GIB = 1024**3
 
 # What is wrong, as GpuError.problem. Callers branch on these, people read the message.
@@ -34,8 +37,11 @@ VERSION_MISMATCH = "version_mismatch"
 LOST_CARD = "lost_card"
 WRONG_COUNT = "wrong_count"
 MEMORY_NOT_FREE = "memory_not_free"
+NO_ANSWER = "no_answer"
 
 MAX_COMMAND = 160
+#: Seconds for the opening of NVML and for each reading. Without persistence mode the opening wakes each of eight cards.
+ANSWER_S = 60.0
 POLL_MIN_S = 0.2
 POLL_MAX_S = 10.0
 REPORT_EVERY_S = 15.0
@@ -57,6 +63,10 @@ class GpuError(Exception):
         self.found = found
         self.wanted = wanted
         self.action = action
+
+    def __reduce__(self) -> tuple[type[GpuError], tuple[str, str, str, str]]:
+        """For pickle, which would call it with the text alone."""
+        return type(self), (self.problem, self.found, self.wanted, self.action)
 
 
 @dataclass(frozen=True)
@@ -157,13 +167,44 @@ def describe_process(pid: int, memory_used: int | None, proc: Path = Path("/proc
 
 
 @contextmanager
-def session() -> Iterator[Callable[[], Gpus]]:
+def session(timeout_s: float = ANSWER_S) -> Iterator[Callable[[], Gpus]]:
     """Open NVML and yield the function that reads the facts anew at each call.
 
     Raises GpuError (NO_DRIVER, CANNOT_SEE, VERSION_MISMATCH) where NVML cannot be opened; the yielded
-    function raises it for a card that does not answer (LOST_CARD). Opening once for many readings matters:
-    without persistence mode each opening wakes every card, which takes seconds.
+    function raises it for a card that does not answer (LOST_CARD); both where NVML does not return (NO_ANSWER).
+    Opening once for many readings matters: without persistence mode each opening wakes every card, which takes seconds.
     """
+    with reading(read_gpus, timeout_s) as read:
+        yield read
+
+
+@contextmanager
+def reading(read: Callable[[], T], timeout_s: float = ANSWER_S) -> Iterator[Callable[[], T]]:
+    """As `session`, for another function that reads through NVML."""
+
+    @contextmanager
+    def opened_for_it() -> Iterator[Callable[[], T]]:
+        with opened():
+            yield read
+
+    try:
+        with bounded.session(opened_for_it, timeout_s) as ask:
+            yield ask
+    except (TimeoutError, EOFError) as error:
+        found = f"NVML did not answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else "NVML crashed"
+        raise GpuError(
+            NO_ANSWER,
+            found,
+            "an answer of every card's driver",
+            "read the kernel's log (`journalctl -k --grep 'NVRM|Xid'`; Xid 119 and 120 are the GSP firmware) and look "
+            "for processes in state D (`ps -eo pid,stat,cmd`); then reset the card or reboot: a driver that hangs "
+            "does not come back by itself",
+        ) from error
+
+
+@contextmanager
+def opened() -> Iterator[None]:
+    """Open NVML in this process, with no bound. Raises GpuError as `session`."""
     container = container_kind()
     if pynvml is None:
         raise GpuError(
@@ -177,7 +218,7 @@ def session() -> Iterator[Callable[[], Gpus]]:
     except pynvml.NVMLError as error:
         raise _init_failure(error, container) from error
     try:
-        yield lambda: _read_gpus(container)
+        yield
     finally:
         pynvml.nvmlShutdown()
 
@@ -268,7 +309,9 @@ def wait_until_free(
         sleep(min(interval_s, left))
 
 
-def _read_gpus(container: str | None) -> Gpus:
+def read_gpus() -> Gpus:
+    """The facts, in a process that has NVML open. Raises GpuError."""
+    container = container_kind()
     try:
         cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
         driver = pynvml.nvmlSystemGetDriverVersion()

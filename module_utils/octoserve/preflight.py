@@ -77,11 +77,15 @@ def problems(findings: Iterable[Finding]) -> list[str]:
     return [line(finding) for finding in findings if finding.verdict == ERROR]
 
 
+def _cards_and_settings() -> tuple[nvml.Gpus, gpu_settings.Details]:
+    gpus = nvml.read_gpus()
+    return gpus, gpu_settings.read(len(gpus.cards))
+
+
 def _of_cards(wanted: WantedGpus, cuda: str | None, host: Host, model_bytes: int | None) -> list[Finding]:
     try:
-        with nvml.session() as read:
-            gpus = read()
-            details = gpu_settings.read(len(gpus.cards))
+        with nvml.reading(_cards_and_settings) as read:
+            gpus, details = read()
     except nvml.GpuError as error:
         return [
             *preflight_gpu.not_visible(error),

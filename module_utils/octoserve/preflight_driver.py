@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from . import nvml
-from .finding import CANNOT_SEE, ERROR, OK, WARNING, Finding, Host, read
+from .finding import CANNOT_SEE, ERROR, OK, WARNING, Finding, Host, read, unless_hidden
 from .gpu_settings import Settings
 
 BLACKWELL = 10  # compute capability from which on only the open kernel module drives a card
@@ -82,7 +83,10 @@ def packages(host: Host) -> Finding:
         mend = f"`apt-mark hold {' '.join(sorted(loose))}`; an upgrade in between makes every start fail until a reboot"
         return Finding(name, WARNING, f"not held: {', '.join(sorted(loose))}", wanted, mend)
     if held:
-        return Finding(name, OK, f"held: {', '.join(sorted(held))}", wanted)
+        # A container's driver is the host's, whose packages are not here; a virtual machine has its own.
+        return unless_hidden(
+            Finding(name, OK, f"held: {', '.join(sorted(held))}", wanted), replace(host, virtual=False)
+        )
     if host.container:
         return Finding(name, CANNOT_SEE, f"none in this container ({host.container})", wanted, "hold them on the host")
     return Finding(name, OK, "none: the driver did not come from packages", wanted)

@@ -19,6 +19,8 @@ ACS = 0x000D  # id of the extended capability
 ACS_CONTROL = 6  # offset of its control register
 # Bits of that register that send a request, or its completion, up to the root complex, past the direct way.
 REDIRECT = {0x04: "ReqRedir", 0x08: "CmpltRedir"}
+#: PCIe generation by what /sys says of a link's speed, GT/s.
+GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
 _IOMMU_ARGUMENT = re.compile(r"\S*iommu\S*")
 
@@ -35,27 +37,40 @@ def device(card: Card, host: Host) -> Path:
 
 
 def links(found: Sequence[Card], host: Host) -> Finding:
-    """Lanes of each card. The generation is only told: it drops while a card is at rest."""
-    name, wanted = "PCIe link", "all lanes that each card has"
-    narrow, unknown = [], []
+    """Lanes and generation of each card, against what the card itself has.
+
+    NVML's maximum is that of card and slot together, /sys has the card's own. The generation of now is only told: it
+    drops while a card is at rest.
+    """
+    name, wanted = "PCIe link", "the lanes and the generation that each card has"
+    less, unknown = [], []
+    kinds: dict[str, list[int]] = {}
     for card in found:
-        most = max(_number(read(device(card, host) / "max_link_width")) or 0, card.pcie.max_width or 0)
-        if card.pcie.width is None or not most:
+        link, folder = card.pcie, device(card, host)
+        lanes = max(_number(read(folder / "max_link_width")) or 0, link.max_width or 0)
+        generation = GENERATIONS.get((read(folder / "max_link_speed") or "").partition(" ")[0])
+        short = []
+        if link.width is not None and link.width < lanes:
+            short.append(f"x{link.width} of x{lanes}")
+        if None not in (link.max_generation, generation) and (link.max_generation or 0) < (generation or 0):
+            short.append(f"generation {link.max_generation} of {generation}")
+        if short:
+            less.append(f"card {card.index} ({card.pci_bus_id}) {', '.join(short)}")
+        if not lanes or None in (link.width, link.max_generation, generation):
             unknown.append(card.index)
-        elif card.pcie.width < most:
-            narrow.append(f"card {card.index} ({card.pci_bus_id}) x{card.pcie.width} of x{most}")
-    if narrow:
+        kind = f"x{link.width}, generation {link.generation or 'unknown'} now of {link.max_generation}"
+        kinds.setdefault(kind, []).append(card.index)
+    if less:
         mend = (
-            "seat the card anew, look at riser and slot (a slot of 16 may have 8 lanes), at bifurcation in the firmware"
+            "seat the card anew, look at riser and slot (a slot of 16 may have 8 lanes, and be of an earlier "
+            "generation), at bifurcation and link speed in the firmware: every all-reduce goes over these links"
         )
-        return Finding(name, WARNING, ", ".join(narrow), wanted, mend)
+        return Finding(name, WARNING, ", ".join(less), wanted, mend)
     if unknown or not found:
         measured = silent(unknown)
         return Finding(name, CANNOT_SEE, measured, wanted, "`lspci -vv -d 10de:` as root, LnkSta against LnkCap")
-    widths = " and ".join(f"x{width}" for width in sorted({card.pcie.width or 0 for card in found}))
-    now = "/".join(str(value) for value in sorted({card.pcie.generation or 0 for card in found}))
-    most_gen = "/".join(str(value) for value in sorted({card.pcie.max_generation or 0 for card in found}))
-    return Finding(name, OK, f"{widths}, generation {now} now of {most_gen} (it drops at rest)", wanted)
+    told = "; ".join(kinds if len(kinds) == 1 else (f"{kind}: {cards(who)}" for kind, who in kinds.items()))
+    return Finding(name, OK, f"{told} (it drops at rest)", wanted)
 
 
 def iommu(found: Sequence[Card], host: Host) -> Finding:

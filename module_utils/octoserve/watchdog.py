@@ -2,10 +2,12 @@
 
     python -m octoserve.watchdog --unit octoserve-main.service --deployments /var/lib/octoserve/deployments/main …
 
-Run by a timer. Each run asks the deployment in service for one token and reads the server's counters. A server in a
-prefill of minutes does not answer in time, but its counters move; a hung one does not answer and its counters stand
+Run by a timer. Each run asks the deployment that was started for one token and reads the server's counters. A server in
+a prefill of minutes does not answer in time, but its counters move; a hung one does not answer and its counters stand
 still. Only where that is so in several runs in a row, the service is restarted. Where the driver reported a fault that
 no restart mends, or a card is lost, it is stopped instead, and stays so. What was seen is kept in a file between runs.
+Once a start has answered for long enough, systemd forgets the starts before it: crashes of a service that serves do not
+add up to a start that is refused.
 
 Ends 0 where there is nothing to do, 3 where the service was restarted, 4 where it was stopped for good.
 """
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING
 
 import requests
 
-from . import atomic, bounded, deployment, nvml, startup, xid
+from . import atomic, deployment, nvml, startup, xid
 from .openai_api import ApiError, Client
 
 if TYPE_CHECKING:
@@ -40,9 +42,10 @@ COUNTERS = (
     "vllm:prefix_cache_queries_total",
     "vllm:num_preemptions_total",
 )
+UNITS = Path("/etc/systemd/system")
 #: HTTP statuses of a server that is there and has no room or no time.
 FULL = (408, 429)
-#: Seconds that NVML gets; of a record of the first versions, seconds that a start gets.
+#: Seconds that NVML gets, whose cards are awake; of a record of the first versions, seconds that a start gets.
 NVML_S, START_TIMEOUT_S = 20.0, 2700.0
 _SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?P<labels>\{.*\})? (?P<value>\S+)", re.MULTILINE)
 ANSWERS, BUSY, LOADING, NOT_RUNNING, SUSPECT, RESTART, HALT = (
@@ -55,10 +58,14 @@ BLIND = 3
 
 @dataclass(frozen=True)
 class Limits:
-    """When to act: failed probes in a row, and seconds that a start may take until the first answer."""
+    """When to act: failed probes in a row, and seconds that a start may take until the first answer.
+
+    ``settled_s``: seconds from its first answer to the one with which a start counts as good.
+    """
 
     failures: int
     start_timeout_s: float
+    settled_s: float
 
 
 @dataclass(frozen=True)
@@ -85,21 +92,29 @@ class Memory:
     at: float = 0.0
     invocation: str = ""
     answered: bool = False
+    answered_at: float = 0.0
+    answered_age: float | None = None  # seconds from its beginning to the first answer seen
+    settled: bool = False
     failures: int = 0
     counters: Mapping[str, float] | None = None
-    series_since: float = 0.0  # when the first of the starts began that systemd made one after another
+    series_since: float = (
+        0.0  # when the starts began that systemd made one after another, none of which answered before
+    )
 
 
 def judge(memory: Memory, seen: Seen, limits: Limits) -> Memory:
     """What to do, and what to remember. ``verdict`` of the result is one of the words above."""
     if seen.state.invocation != memory.invocation:
-        since = memory.series_since if seen.state.restarts and memory.series_since else seen.at - seen.age
+        again = seen.state.restarts and memory.series_since
+        since = max(memory.series_since, memory.answered_at) if again else seen.at - seen.age
         memory = Memory(invocation=seen.state.invocation, series_since=since)
     now = replace(memory, at=seen.at)
     if not seen.state.alive:
         return replace(now, verdict=NOT_RUNNING, reason=f"unit is {seen.state.active} ({seen.state.result})")
     if seen.answered:
-        return replace(now, verdict=ANSWERS, reason="", answered=True, failures=0, counters=seen.counters)
+        first = seen.age if now.answered_age is None else now.answered_age
+        now = replace(now, answered=True, answered_at=seen.at, answered_age=first, failures=0, counters=seen.counters)
+        return replace(now, verdict=ANSWERS, reason="", settled=now.settled or seen.age - first >= limits.settled_s)
     return _silent(now, seen, limits)
 
 
@@ -127,13 +142,22 @@ def halted(memory: Memory, fault: str) -> Memory:
     return memory
 
 
-def counters(exposition: str) -> dict[str, float]:
-    """The engine's counters in a Prometheus exposition, by name and labels."""
+def faults_since(memory: Memory) -> float:
+    """From when on a fault counts, seconds since 1970.
+
+    A service that went on after a fault and then misses one look need not suffer from it; one that is to be restarted
+    may.
+    """
+    return max(memory.answered_at, memory.series_since) if memory.verdict == SUSPECT else memory.series_since
+
+
+def counters(exposition: str) -> dict[str, float] | None:
+    """The engine's counters in a Prometheus exposition, by name and labels. None: it shows none (disable-log-stats)."""
     found = {}
     for match in _SAMPLE.finditer(exposition):
         if match["name"] in COUNTERS:
             found[match["name"] + (match["labels"] or "")] = float(match["value"])
-    return found
+    return found or None
 
 
 def load(path: Path) -> Memory:
@@ -176,17 +200,19 @@ def fault(since: float) -> str:
     if found:
         return f"{found}: {found.remedy}"
     try:
-        with nvml.session() as read:
+        with nvml.session(NVML_S) as read:
             read()
     except nvml.GpuError as error:
         return str(error) if error.problem == nvml.LOST_CARD else ""
     return ""
 
 
-def _ask_for_fault(since: float) -> str:
-    """``fault`` in a process of its own: on a sick driver NVML may never return."""
-    command = [sys.executable, "-m", "octoserve.watchdog", f"--fault-since={since}"]
-    return bounded.run(command, timeout_s=NVML_S).strip()
+def forget_failures(unit: str) -> None:
+    """Set systemd's count of starts, which StartLimitBurst bounds, and that of restarts to zero.
+
+    That is what reset-failed does to a unit that runs: systemctl(1).
+    """
+    subprocess.run(["systemctl", "reset-failed", unit], check=True, timeout=60)
 
 
 def act(memory: Memory, unit: str) -> None:
@@ -207,22 +233,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--memory", type=Path, help="file that is kept between runs")
     parser.add_argument("--probe-timeout", type=float, default=30.0, help="seconds to wait for one token")
     parser.add_argument("--failures", type=int, default=3, help="failed probes in a row before a restart")
-    parser.add_argument("--fault-since", type=float, help="only print what no restart mends, since a moment")
+    parser.add_argument("--settled", type=float, default=900.0, help="seconds of answers that make a start a good one")
     options = parser.parse_args(argv)
-    if options.fault_since is not None:
-        print(fault(options.fault_since))
-        return 0
-    number = deployment.running(options.deployments)
+    number = deployment.started(options.deployments, UNITS / options.unit)
     if number is None:
         print(f"{options.deployments} holds no deployment that is in service")
         return 0
     content = deployment.read(options.deployments, number)
     client = Client(content["base_url"], content["model_name"], os.environ.get("VLLM_API_KEY"), options.probe_timeout)
-    limits = Limits(options.failures, float(content.get("start_timeout", START_TIMEOUT_S)))
-    found = judge(load(options.memory), look(options.unit, client), limits)
+    limits = Limits(options.failures, float(content.get("start_timeout", START_TIMEOUT_S)), options.settled)
+    before = load(options.memory)
+    found = judge(before, look(options.unit, client), limits)
+    if found.settled and not (before.settled and before.invocation == found.invocation):
+        forget_failures(options.unit)
     _keep(options.memory, found)
     if content.get("gpus") and found.verdict in (SUSPECT, RESTART, LOADING):
-        found = halted(found, _ask_for_fault(found.series_since))
+        found = halted(found, fault(faults_since(found)))
         _keep(options.memory, found)
     line = f"{options.unit}: {found.verdict}" + (f": {found.reason}" if found.reason else "")
     print(line, file=sys.stderr if found.verdict in EXIT_CODES else sys.stdout, flush=True)

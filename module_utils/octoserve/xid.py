@@ -7,9 +7,10 @@ https://docs.nvidia.com/deploy/xid-errors/
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from . import bounded
 
 _LINE = re.compile(r"NVRM: Xid \(PCI:(?P<card>[0-9a-fA-F:.]+)\): (?P<number>\d+)(?:, *(?P<text>.*))?")
 #: A program's own faults (13, 31, 43, 45 and others) end with the program; after these the card needs more.
@@ -59,4 +60,4 @@ def fatal(lines: Iterable[str]) -> Xid | None:
 def kernel_log(since: float) -> list[str]:
     """The kernel's lines from a moment on (seconds since 1970), none where the host does not show them."""
     command = ["journalctl", "--dmesg", "--quiet", "--output=cat", "--no-pager", f"--since=@{since:.0f}"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout.splitlines()
+    return bounded.run(command, timeout_s=60).splitlines()

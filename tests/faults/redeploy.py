@@ -434,6 +434,7 @@ CASES = [
     Case("a deployment that answers wrong", BACK, rolled_back("wrong", "coherence"), short=True, runs=1),
     Case("a deployment that is too slow", BACK, rolled_back("slow", "throughput"), runs=1),
     Case("a deployment that does not start", BACK, rolled_back("broken", "start"), runs=1),
+    Case("a fabric that gives wrong values", BACK, rolled_back("crossed", "values of an all-reduce"), runs=1),
     Case("a release that is edited before the start", "the one before is back; names the file", guard_refuses),
     Case("a card that is lost before the start", "nothing starts, names the card", card_lost_before_the_start),
     Case("a way back by hand to an edited release", "refused; the current one serves on", back_to_an_edited_release),

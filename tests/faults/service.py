@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -101,11 +102,45 @@ def cards(*lines: str) -> Callable[[Host], object]:
     return inject
 
 
+def crash(host: Host) -> None:
+    """SIGKILL of the server while it serves, and the answer of the start after it."""
+    before = host.unit()["InvocationID"]
+    killed("server")(host)
+    host.until(
+        "it answers after a crash",
+        40,
+        lambda: host.unit()["InvocationID"] not in ("", before) and host.answer() is not None,
+    )
+
+
+def settled(host: Host) -> bool:
+    """Whether the watchdog counts the start that runs as a good one."""
+    memory = json.loads(host.run(f"cat {WATCHDOG}"))
+    return bool(memory["settled"]) and memory["invocation"] == host.unit()["InvocationID"]
+
+
+def crash_now_and_then(host: Host) -> None:
+    """Four crashes, more than the starts that may fail in a row, each of a start that had served for a while."""
+    for _ in range(4):
+        host.until("the watchdog counts this start as a good one", 60, lambda: settled(host))
+        crash(host)
+
+
+def crash_at_every_answer(host: Host) -> None:
+    """Each start answers once and crashes; systemd has counted nothing before."""
+    host.run(f"systemctl reset-failed {UNIT}")
+    for _ in range(3):
+        crash(host)
+    killed("server")(host)
+
+
 FAULTS += [
     Fault("SIGKILL of the server", AGAIN, 120, killed("server"), again, "any"),
     Fault("SIGKILL of the engine core", AGAIN, 120, killed("VLLM::EngineCor"), again, "any"),
     Fault("SIGKILL of a worker", AGAIN, 120, killed("VLLM::Worker"), again, "any"),
     Fault("SIGKILL of every process at once", AGAIN, 60, killed(""), again),
+    Fault("four crashes of a service that serves for a while between them", AGAIN, 30, crash_now_and_then, again),
+    Fault("a crash after each first answer", "gives up after three starts", 30, crash_at_every_answer, stays_down()),
 ]
 
 

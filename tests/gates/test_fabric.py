@@ -1,4 +1,4 @@
-"""The fabric check with real torch, over gloo on the CPU: wrong values, a hang and a dead rank are named."""
+"""The fabric check with real torch, over gloo on the CPU: wrong values, a hang, a slow start, a dead rank are named."""
 
 from __future__ import annotations
 
@@ -24,13 +24,27 @@ if "--rank=1" in sys.argv:
 """
 
 
-def check(folder: Path, fault: str, timeout_s: int) -> subprocess.CompletedProcess[str]:
+#: The same, before its torch is loaded; and at its end, when torch and NCCL may still say something.
+SLOW = """
+import sys, time
+if "--rank=1" in sys.argv:
+    time.sleep(600)
+"""
+TALKATIVE = """
+import atexit, sys
+if "--rank=1" in sys.argv:
+    atexit.register(print, "[W1201 ProcessGroup.cpp:1] Warning: something after the result", flush=True)
+"""
+
+
+def check(folder: Path, fault: str, timeout_s: int, *options: str) -> subprocess.CompletedProcess[str]:
     """Run it over three ranks, one of which is spoiled."""
-    (folder / "sitecustomize.py").write_text(SPOILED.format(fault=fault) if fault else "")
+    code = fault if fault in (SLOW, TALKATIVE) else SPOILED.format(fault=fault) if fault else ""
+    (folder / "sitecustomize.py").write_text(code)
     command = [str(PYTHON), "-m", "octoserve.fabric_check", "--ranks=3", "--backend=gloo", f"--timeout={timeout_s}"]
     environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT / 'module_utils'}", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [*command, "--sizes", "4096", "262144"], capture_output=True, text=True, check=False, env=environment
+        [*command, *options, "--sizes", "4096", "262144"], capture_output=True, text=True, check=False, env=environment
     )
 
 
@@ -41,6 +55,20 @@ def test_a_good_fabric_passes_and_is_measured(tmp_path: Path) -> None:
     assert (result["ok"], result["ranks"], [size["bytes"] for size in result["sizes"]]) == (True, 3, [4096, 262144])
     assert all(size["median_us"] > 0 for size in result["sizes"])
     assert "every value right" in result["line"]
+
+
+def test_what_a_rank_says_at_its_end_is_not_its_result(tmp_path: Path) -> None:
+    done = check(tmp_path, TALKATIVE, 60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ok"]
+
+
+def test_a_rank_that_does_not_get_as_far_as_the_fabric_is_no_fault_of_the_fabric(tmp_path: Path) -> None:
+    done = check(tmp_path, SLOW, 1, "--setup=8")
+    assert done.returncode == 1
+    assert "not done within 8 s: " in done.stderr
+    assert "rank 1 in its start" in done.stderr
+    assert "NCCL_P2P_DISABLE" not in done.stderr
 
 
 @pytest.mark.parametrize(

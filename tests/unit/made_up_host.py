@@ -19,7 +19,7 @@ def write(root: Path, path: str, text: str) -> None:
     (root / path).write_text(text)
 
 
-def card(index: int, width: int = 16, max_width: int = 16) -> nvml.Card:
+def card(index: int, width: int = 16, max_width: int = 16, max_generation: int = 5) -> nvml.Card:
     """A card at the address that the NVML stub gives it."""
     return nvml.Card(
         index=index,
@@ -31,7 +31,7 @@ def card(index: int, width: int = 16, max_width: int = 16) -> nvml.Card:
         memory_used=0,
         processes=(),
         processes_visible=True,
-        pcie=nvml.PcieLink(1, 5, width, max_width),
+        pcie=nvml.PcieLink(1, max_generation, width, max_width),
     )
 
 
@@ -63,6 +63,7 @@ def make(
         (root / bridge / address).mkdir(parents=True)
         (root / bridge / "config").write_bytes(acs_config(control))
         write(root, f"{bridge}/{address}/max_link_width", "16\n")
+        write(root, f"{bridge}/{address}/max_link_speed", "32.0 GT/s PCIe\n")
         write(root, f"{bridge}/{address}/numa_node", f"{nodes[index * len(nodes) // count]}\n")
         devices = root / "sys/bus/pci/devices"
         devices.mkdir(parents=True, exist_ok=True)

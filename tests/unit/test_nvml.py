@@ -8,6 +8,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable
@@ -155,11 +156,37 @@ def test_facts_of_eight_cards(environment: Callable[[str], dict[str, str]]) -> N
 
 def test_a_session_closes_nvml(environment: Callable[[str], dict[str, str]]) -> None:
     """Else a long-lived caller keeps the driver's devices open, and the driver cannot be reloaded."""
-    program = "from octoserve import nvml\nwith nvml.session() as read: read()\nread()"
+    program = "from octoserve import nvml\nwith nvml.opened(): nvml.read_gpus()\nnvml.read_gpus()"
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment(EIGHT_CARDS), capture_output=True, text=True, check=False
     )
     assert "NVML code 1)" in done.stderr or "(code 1)" in done.stderr, "a reading after the end was answered"
+
+
+#: Runs the guard with a bound that a test can wait for.
+IMPATIENT = """
+import functools, sys
+from octoserve import guard_gpu, nvml
+nvml.session = functools.partial(nvml.session, timeout_s=0.5)
+sys.exit(guard_gpu.main(sys.argv[1:]))
+"""
+
+
+def test_an_nvml_that_does_not_return_ends_the_guard(environment: Callable[[str], dict[str, str]]) -> None:
+    """As where the GSP firmware hangs. The stub takes a minute to open."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", IMPATIENT, "--utilization=0.95", "--timeout=300"],
+        env=environment(EIGHT_CARDS + "init_seconds 60\n"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert time.monotonic() - began < 30
+    assert done.returncode == 7, done.stderr
+    assert "NVML did not answer within 0.5 s" in done.stderr
+    assert "119 and 120 are the GSP firmware" in done.stderr
+    assert done.stderr.count("\n") == 1, "one line for the journal"
 
 
 def test_an_empty_process_list_proves_nothing_in_a_container(

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 GIB = 1024**3
 # What `preflight.look` says about cards, for a made-up root; container_kind must not see the container of the tests.
 DRIVER = """
-import dataclasses, json, sys
+import dataclasses, functools, json, sys
 from pathlib import Path
 from octoserve import nvml, preflight
 from octoserve.finding import host_of
@@ -30,6 +30,7 @@ from octoserve.preflight_gpu import WantedGpus
 options = json.loads(sys.argv[1])
 host = host_of(Path(options["root"]))
 nvml.container_kind = lambda: host.container
+nvml.reading = functools.partial(nvml.reading, timeout_s=options["answer_s"])
 wanted = WantedGpus(options["count"], options["name"], 0.95)
 found = preflight._of_cards(wanted, options["cuda"], host, options["model_bytes"])
 print(json.dumps([dataclasses.asdict(finding) for finding in found]))
@@ -56,7 +57,14 @@ def look(stub_library: Path, tmp_path: Path) -> Look:
             made_up_host.write(root, "run/systemd/container", container)
         state = tmp_path / "state"
         state.write_text(EIGHT_CARDS + change)
-        usual = {"root": str(root), "count": 8, "name": "RTX PRO 6000", "cuda": "13.0", "model_bytes": 402 * 10**9}
+        usual = {
+            "root": str(root),
+            "count": 8,
+            "name": "RTX PRO 6000",
+            "cuda": "13.0",
+            "model_bytes": 402 * 10**9,
+            "answer_s": 60,
+        }
         environment = {
             **os.environ,
             "LD_LIBRARY_PATH": str(stub_library),
@@ -181,6 +189,14 @@ def test_a_container_hides_what_is_the_hosts(look: Look) -> None:
     assert found["GPU count"]["verdict"] == OK
 
 
+def test_an_nvml_that_does_not_return_is_an_error(look: Look) -> None:
+    """As where the GSP firmware hangs: preflight would say nothing for ever."""
+    found = look("init_seconds 60\n", answer_s=0.5)
+    assert (found["GPUs"]["verdict"], found["GPUs"]["measured"]) == (ERROR, "NVML did not answer within 0.5 s")
+    assert "Xid" in found["GPUs"]["mend"]
+    assert found["P2P"]["verdict"] == CANNOT_SEE
+
+
 def test_a_container_without_cards_cannot_serve(look: Look) -> None:
     found = look("init_result 9\n", container="lxc")["GPUs"]
     assert (found["verdict"], "container (lxc)" in found["measured"]) == (ERROR, True)
@@ -235,6 +251,9 @@ def test_driver_packages(tmp_path: Path) -> None:
 
     made_up_host.write(tmp_path, status, dpkg(("nvidia-driver-590-open", held), ("libnvidia-compute-590", held)))
     assert preflight_driver.packages(host).verdict == OK
+    assert preflight_driver.packages(Host(tmp_path, virtual=True)).verdict == OK, "its driver is its own"
+    inside = preflight_driver.packages(Host(tmp_path, container="lxc"))
+    assert (inside.verdict, "this container (lxc)" in inside.measured) == (CANNOT_SEE, True), "the host's are others"
 
 
 def test_no_card_is_no_good_card() -> None:

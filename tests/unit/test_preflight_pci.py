@@ -42,12 +42,38 @@ def test_a_slot_with_fewer_lanes_than_the_card_is_seen_in_sys(tmp_path: Path) ->
     """NVML's maximum is that of card and slot together, so it takes /sys to know what the card itself has."""
     narrow = card(0, width=8, max_width=8)
     assert preflight_pci.links([narrow], make(tmp_path, 1)).verdict == WARNING
-    assert preflight_pci.links([narrow], Host(tmp_path / "nothing")).verdict == OK
+    assert preflight_pci.links([narrow], Host(tmp_path / "nothing")).verdict == CANNOT_SEE
+    assert preflight_pci.links([card(0, width=8)], Host(tmp_path / "nothing")).verdict == WARNING, "NVML alone says so"
+
+
+def test_a_slot_of_an_earlier_generation_names_the_card(tmp_path: Path) -> None:
+    """The cards idle at generation 1, all of them; one cannot do better than 3."""
+    found = preflight_pci.links(
+        [card(0), card(1, max_generation=3), card(2, width=8, max_generation=4)], make(tmp_path, 3)
+    )
+    assert found.verdict == WARNING
+    assert found.measured == (
+        "card 1 (00000000:19:00.0) generation 3 of 5, card 2 (00000000:21:00.0) x8 of x16, generation 4 of 5"
+    )
+    assert "firmware" in found.mend
+
+
+def test_cards_of_different_generations_are_told_apart(tmp_path: Path) -> None:
+    host = make(tmp_path, 2)
+    write(tmp_path, "sys/bus/pci/devices/0000:19:00.0/max_link_speed", "16.0 GT/s PCIe\n")
+    found = preflight_pci.links([card(0), card(1, max_generation=4)], host)
+    assert found.verdict == OK
+    assert found.measured == (
+        "x16, generation 1 now of 5: card 0; x16, generation 1 now of 4: card 1 (it drops at rest)"
+    )
 
 
 def test_a_card_that_does_not_tell_its_width(tmp_path: Path) -> None:
     mute = replace(card(0), pcie=replace(card(0).pcie, width=None))
-    assert preflight_pci.links([mute], make(tmp_path, 1)).verdict == CANNOT_SEE
+    host = make(tmp_path, 1)
+    assert preflight_pci.links([mute], host).verdict == CANNOT_SEE
+    write(tmp_path, "sys/bus/pci/devices/0000:11:00.0/max_link_speed", "Unknown\n")
+    assert preflight_pci.links([card(0)], host).verdict == CANNOT_SEE
     assert preflight_pci.links([], Host(tmp_path)).verdict == CANNOT_SEE
 
 
