@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_up_results import case, coherence, throughput
@@ -61,7 +62,7 @@ PLAYBOOK = """
 def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """The folder of a run, and what Ansible printed of each host."""
     folder = tmp_path_factory.mktemp("gates")
-    hosts = {}
+    hosts: dict[str, dict[str, Any]] = {}
     (folder / "library").mkdir()
     for module, answer in ANSWERS.items():
         text = json.dumps({**answer, "changed": False, "msg": f"{module}: holds"})
