@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -56,9 +56,9 @@ def changes(output: str) -> dict[str, int]:
     return {match["host"]: int(match["changed"]) for match in _RECAP.finditer(_COLOR.sub("", output))}
 
 
-def reports_since(folder: Path, since: float) -> dict[str, Path]:
+def reports_since(folder: Path, since: float, hosts: Collection[str]) -> dict[str, Path]:
     """By host, the folder of its newest report, where that was written since a moment (seconds since 1970)."""
-    latest = {path.parent.name: path.resolve() for path in folder.glob("*/latest")}
+    latest = {host: (folder / host / "latest").resolve() for host in hosts}
     return {host: path for host, path in sorted(latest.items()) if _written(path) >= since}
 
 
@@ -140,10 +140,12 @@ def main(argv: Sequence[str]) -> int:
             return ended(0, f"{'would change' if options.check else 'nothing to do'} ({count})")
     started = time.time()
     status, output = run(command, folder)
-    reports = reports_since(folder, started)
+    # Another run may write reports of its hosts meanwhile.
+    met = changes(output)
+    reports = reports_since(folder, started, met)
     tell(reports.values())
     codes = {host: code_of(json.loads((path / "summary.json").read_text())) for host, path in reports.items()}
-    codes |= {host: NO_VERDICT for host in changes(output) if host not in codes}
+    codes |= {host: NO_VERDICT for host in met if host not in codes}
     worst = max(codes.values(), default=NO_VERDICT)
     if status != 0 and worst == 0:
         worst = NO_VERDICT

@@ -70,7 +70,7 @@ import os, pathlib, sys
 if "--check" in sys.argv:
     print({RECAP.format(host="gpu8", changed=changed)!r})
     sys.exit({checked})
-print({recap!r})
+print({RECAP.format(host="gpu8", changed=changed) + recap!r})
 if {summary!r} is not None:
     report = pathlib.Path(os.environ["OCTOSERVE_REPORTS"]) / {str(report)!r}
     report.mkdir(parents=True)
@@ -135,6 +135,17 @@ def test_an_ok_of_a_run_that_failed_is_none(stand: Stand) -> None:
 def test_a_host_without_a_report_is_not_forgotten(stand: Stand) -> None:
     done = stand.run("--always", changed=0, summary={"ok": True}, status=0, recap="gpu9 : ok=1 changed=1 unreachable=0")
     assert (done.returncode, "gpu8: 0, no report was written of gpu9" in done.stdout) == (1, True), done.stdout
+
+
+def test_a_report_that_another_run_wrote_meanwhile_is_not_this_one_s(stand: Stand) -> None:
+    theirs = stand.reports / "gpu9/2026-11-30T10-00-00Z"
+    theirs.mkdir(parents=True)
+    (theirs / "summary.json").write_text('{"ok": false, "failed_phase": "start"}')
+    (theirs / "summary.md").write_text("# gpu9\n")
+    (theirs.parent / "latest").symlink_to(theirs.name)
+    os.utime(theirs / "summary.json", (2e9, 2e9))
+    done = stand.run("--always", changed=0, summary={"ok": True}, status=0)
+    assert (done.returncode, "gpu9" in done.stdout) == (0, False), done.stdout
 
 
 def test_reports_are_found_where_the_run_wrote_them(stand: Stand) -> None:
