@@ -39,7 +39,7 @@ molecule: tools  ## scenarios in the sandbox; those that mostly wait run side by
 
 test-patches: tools  ## the patched stack against transformers, and without each patch
 	PYTHONPATH=module_utils python scripts/stack_venv.py $(STACK) cpu $(STACK_VENV)
-	OCTOSERVE_STACK=$(STACK) OCTOSERVE_STACK_VENV=$(STACK_VENV) pytest tests/patches
+	OCTOSERVE_STACK=$(STACK) OCTOSERVE_STACK_VENV=$(STACK_VENV) pytest tests/patches -n 2 --dist loadfile
 
 test-gates-short: tools  ## real vLLM: a healthy server and three broken ones; the parsers; a scripted server
 	PYTHONPATH=module_utils python scripts/stack_venv.py $(STACK) cpu $(STACK_VENV)

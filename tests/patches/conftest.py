@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -32,6 +33,8 @@ ENVIRONMENT = {
     "VLLM_CACHE_ROOT": str(CACHE / "cache/vllm"),
     "TORCHINDUCTOR_CACHE_DIR": str(CACHE / "cache/inductor"),
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else the engines of two tests share a core
+    "OMP_NUM_THREADS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -72,6 +75,15 @@ class Stack:
         return result
 
 
+@contextlib.contextmanager
+def alone(name: str) -> Iterator[None]:
+    """Let one of the processes among which pytest shares the modules make what all of them use."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{name}.lock").open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture(scope="session")
 def python() -> str:
     """The interpreter of an installed, unpatched CPU stack."""
@@ -99,10 +111,11 @@ def patched(python: str, series: patches.Series) -> Stack:
     known = [path.read_bytes() for path in sorted(SERIES.glob("*")) if path.suffix in (".patch", ".yml")]
     digest = hashlib.sha256(b"".join([*known, str(site_packages).encode()])).hexdigest()[:16]
     target = CACHE / digest
-    for other in set(CACHE.glob("[0-9a-f]" * 16)) - {target}:
-        shutil.rmtree(other)
-    if not target.exists():
-        overlay.build(target, site_packages, series)
+    with alone("patched"):
+        for other in set(CACHE.glob("[0-9a-f]" * 16)) - {target}:
+            shutil.rmtree(other)
+        if not target.exists():
+            overlay.build(target, site_packages, series)
     faults = patches.verify(patches.final_hashes(series), target)
     assert faults == [], f"{target} was edited; remove it"
     return Stack(python, target)
@@ -112,20 +125,27 @@ def patched(python: str, series: patches.Series) -> Stack:
 def llama_cpp() -> Stack:
     """The interpreter that has llama.cpp, made from its lock where it is not there yet."""
     lock, path = ROOT / "requirements/llama_cpp.txt", ROOT / ".cache/llama_cpp"
-    if not venv.is_installed(path, venv.digest(lock)):
-        venv.make(path, sys.executable, venv.Source(lock), shutil.which("uv"))
+    with alone("llama_cpp"):
+        if not venv.is_installed(path, venv.digest(lock)):
+            venv.make(path, sys.executable, venv.Source(lock), shutil.which("uv"))
     return Stack(str(path / "bin/python"))
 
 
 @pytest.fixture(scope="session")
 def models(python: str, llama_cpp: Stack, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folder of each random model of cases.yml, with what transformers and llama.cpp say to it."""
-    folder = tmp_path_factory.mktemp("models")
+    own = tmp_path_factory.getbasetemp()
+    # Beside those of the processes that pytest shares the modules among, where it does.
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "models"
     folders = {name: folder / name for name in CASES}
-    made = Stack(python).run("make_models.py", str(folder))
-    assert made.returncode == 0, made.stderr
-    asked = llama_cpp.run("llama_cpp.py", *map(str, folders.values()))
-    assert asked.returncode == 0, asked.stderr[-2000:]
+    with alone("models"):
+        if not folder.exists():
+            made = own / "half_made"
+            done = Stack(python).run("make_models.py", str(made))
+            assert done.returncode == 0, done.stderr
+            done = llama_cpp.run("llama_cpp.py", *(str(made / name) for name in CASES))
+            assert done.returncode == 0, done.stderr[-2000:]
+            made.rename(folder)
     return folders
 
 
