@@ -239,7 +239,7 @@ def test_no_pids_visible_is_said_in_a_container(environment: Callable[[str], dic
 
 def test_a_lost_card_ends_the_wait_at_once(environment: Callable[[str], dict[str, str]]) -> None:
     """Card 5 falls off the bus while the others are waited for: a timeout of 10 minutes must not be used up."""
-    state = EIGHT_CARDS + "free_mib 0 3348\nresult 5 15 1.0\n"
+    state = EIGHT_CARDS + "free_mib 0 3348\nresult 5 15 3.0\n"
     result = drive(environment(state), utilization=0.95, timeout=600)
     assert result["problem"] == nvml.LOST_CARD
     assert "card 5 does not answer: GPU is lost (NVML code 15)" in result["message"]
