@@ -154,8 +154,8 @@ def _faults(case: Question, answer: Completion) -> Iterator[tuple[str, str]]:
     for kind, check in case.checks:
         if reason := check(answer):
             yield kind, f"{kind}: {reason}"
-    if loop := prose.find_loop(words(answer.text)):
-        yield "loop", f"the answer repeats itself: {loop[:80]!r}"
+    if repeated := prose.repeats(words(answer.text)):
+        yield "loop", repeated
 
 
 def _malformed(
@@ -178,8 +178,8 @@ def _needle_faults(case: Needle, code: str, answer: Completion) -> Iterator[tupl
     if reason := accept([code])(answer.text):
         yield "needle", reason
     said = words(answer.text)
-    if loop := prose.find_loop(said):
-        yield "loop", f"the answer repeats itself: {loop[:80]!r}"
+    if repeated := prose.repeats(said):
+        yield "loop", repeated
     if drifted := prose.drift(said, answer.text, prose.LATIN):
         yield "drift", drifted
 

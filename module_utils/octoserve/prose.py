@@ -85,10 +85,16 @@ def drift(said: Sequence[str], text: str, scripts: Sequence[str]) -> str | None:
     return None
 
 
+def repeats(said: Sequence[str]) -> str | None:
+    """What words say over and over, where they do."""
+    loop = find_loop(said)
+    return f"the answer repeats itself: {loop[:80]!r}" if loop else None
+
+
 def faults_of(said: Sequence[str], text: str, scripts: Sequence[str], language: str | None) -> Iterator[str]:
     """What is no prose in a text and its words."""
-    if loop := find_loop(said):
-        yield f"the answer repeats itself: {loop[:80]!r}"
+    if repeated := repeats(said):
+        yield repeated
     if drifted := drift(said, text, scripts):
         yield drifted
     longest = max(said, key=len)
