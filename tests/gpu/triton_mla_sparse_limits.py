@@ -49,6 +49,28 @@ KEYS = """        scores = tl.dot(q0, tl.trans(kv0)) + tl.dot(q1, tl.trans(kv1))
         scores += tl.dot(q2, tl.trans(kv2)) + tl.dot(q3, tl.trans(kv3))
 """
 ROPE = "            scores += tl.dot(q_rope, tl.trans(k_rope))\n"
+LOADED = ("", " + PART", " + 2 * PART", " + 3 * PART")
+
+
+def latent_in_parts(number: int) -> list[tuple[str, str]]:
+    """The latent in one or two parts where the kernel has four: fewer, longer chains of products."""
+
+    def lines(before: str, here: int, now: int) -> list[tuple[str, str]]:
+        return [(before.format(i=i, at=LOADED[i]), before.format(i=i, at=LOADED[i]) * (i < now)) for i in range(here)]
+
+    edits = [("PART: tl.constexpr = LATENT // 4", f"PART: tl.constexpr = LATENT // {number}")]
+    for line in (
+        "    q{i} = tl.load(q_ptrs{at}, mask=is_head, other=0.0)\n",
+        "        kv{i} = tl.load(kv_ptrs{at}, mask=row_is_valid, other=0.0)\n",
+        "    acc{i} = tl.zeros([BLOCK_H, PART], dtype=tl.float32)\n",
+        "        acc{i} = tl.dot(weights, kv{i}, acc{i} * rescale)\n",
+        "    tl.store(out_ptrs{at}, (acc{i} * inverse).to(dtype), mask=is_head)\n",
+    ):
+        edits += lines(line, 4, number)
+    products = "".join(f"        scores = tl.dot(q{i}, tl.trans(kv{i}), scores)\n" for i in range(1, number))
+    return [*edits, (KEYS, "        scores = tl.dot(q0, tl.trans(kv0))\n" + products)]
+
+
 #: Texts of the kernel and what stands there instead.
 VARIANTS: dict[str, list[tuple[str, str]]] = {
     "whole": [],
@@ -69,6 +91,10 @@ VARIANTS: dict[str, list[tuple[str, str]]] = {
         ),
         (ROPE, "            scores += tl.sum(k_rope.to(tl.float32), axis=1)[None, :]\n"),
     ],
+    "half of the products with the keys": [(KEYS.splitlines(keepends=True)[1], "")],
+    # These two answer as the whole one does.
+    "the latent in one part": latent_in_parts(1),
+    "the latent in two parts": latent_in_parts(2),
 }
 #: block_h, block_n, num_warps, num_stages, programs_per_sm: 64 or 128 heads a program and what else fits 227 KiB.
 CONFIGS = [
