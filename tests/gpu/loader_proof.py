@@ -23,7 +23,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,8 +192,8 @@ def installed_at(python: str) -> Path:
     return Path(done.stdout.strip()).parents[1]
 
 
-def serve(python: str, site: Path, asked: dict[str, Any], cards: str | None, log: Path) -> dict[str, Any]:
-    """One case in a process group of its own, which is gone afterwards."""
+def serve(command: Sequence[str], site: Path, asked: dict[str, Any], cards: str | None, log: Path) -> dict[str, Any]:
+    """One case in a process group of its own, which is gone afterwards. `command` takes JSON, its last line is JSON."""
     path = [str(site), str(HERE), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
         "PYTHONPATH": ":".join(filter(None, path)),
@@ -208,10 +208,14 @@ def serve(python: str, site: Path, asked: dict[str, Any], cards: str | None, log
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if cards is not None:
         environment["CUDA_VISIBLE_DEVICES"] = cards
-    command = [python, str(HERE / "loader_serve.py"), json.dumps(asked)]
     with log.open("wb") as errors:
         process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+            [*command, json.dumps(asked)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
         )
         try:
             output, _ = process.communicate(timeout=LIMIT)
@@ -272,7 +276,7 @@ def prove(
             numbers = range(cards) if case.ranks > 1 else [next(turn) % max(1, cards)]
             shown = ",".join(map(str, list(numbers)[: case.ranks])) if cards else None
             log = arguments.out / "logs" / f"{case.name}.log"
-            result = serve(arguments.python, site, asked, shown, log)
+            result = serve([arguments.python, str(HERE / "loader_serve.py")], site, asked, shown, log)
             said = case.fields.get("says", "")
             if not arguments.cpu and said not in log.read_text(encoding="utf-8", errors="replace"):
                 result.setdefault("error", f"{log.name} does not say {said!r}")

@@ -64,3 +64,11 @@ def test_the_loader_on_cards(results: dict[str, Any], case: loader_proof.Case) -
     if case.ranks > cards:
         pytest.skip(f"needs {case.ranks} cards, found {cards}")
     assert results[case.name]["verdict"] == "ok", results[case.name]
+
+
+def test_a_slice_of_real_dimensions(tmp_path: Path) -> None:
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    command = [sys.executable, str(HERE / "real_slice.py"), str(tmp_path / "slice.json"), "--python", PYTHON]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

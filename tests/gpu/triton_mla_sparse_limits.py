@@ -49,6 +49,26 @@ KEYS = """        scores = tl.dot(q0, tl.trans(kv0)) + tl.dot(q1, tl.trans(kv1))
         scores += tl.dot(q2, tl.trans(kv2)) + tl.dot(q3, tl.trans(kv3))
 """
 ROPE = "            scores += tl.dot(q_rope, tl.trans(k_rope))\n"
+SUMS = """        if SUM_LATER:
+            sums = sums * rescale + weights
+        else:
+            sums = sums * rescale_1d + tl.sum(weights, axis=1)
+        weights = weights.to(kv0.dtype)
+"""
+KEY_PRODUCTS = tuple(f"tl.dot(q{part}, tl.trans(kv{part})) * scale_log2e" for part in range(4))
+BEHIND_A_BRANCH = """        if num_splits > 0:
+            new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+            finite = tl.where(new_highest == float("-inf"), 0.0, new_highest)
+            rescale_1d = tl.exp2(highest - finite)
+            exact_weights = tl.exp2(scores - finite[:, None])
+            sums = sums * rescale_1d + tl.sum(exact_weights, axis=1)
+            weights = exact_weights.to(kv0.dtype)
+            highest = new_highest
+        else:
+            weights = scores.to(kv0.dtype)
+            rescale_1d = highest
+        rescale = rescale_1d[:, None]
+"""
 LOADED = ("", " + PART", " + 2 * PART", " + 3 * PART")
 
 
@@ -92,7 +112,15 @@ VARIANTS: dict[str, list[tuple[str, str]]] = {
         (ROPE, "            scores += tl.sum(k_rope.to(tl.float32), axis=1)[None, :]\n"),
     ],
     "half of the products with the keys": [(KEYS.splitlines(keepends=True)[1], "")],
-    # These two answer as the whole one does.
+    # These three answer as the whole one does. Triton gives all warps the same rows of a product whose result goes into
+    # another one; behind a branch, which is always taken, it does not see that.
+    "the products with the keys once": [
+        (KEYS, "".join(f"        scores {'+' * (i > 0)}= {product}\n" for i, product in enumerate(KEY_PRODUCTS))),
+        (ROPE, f"            scores += {KEY_PRODUCTS[0].replace('q0', 'q_rope').replace('kv0', 'k_rope')}\n"),
+        ("tl.where(is_valid[None, :], scores * scale_log2e,", "tl.where(is_valid[None, :], scores,"),
+        (SOFTMAX + SUMS, BEHIND_A_BRANCH),
+        ("SUM_LATER: tl.constexpr = BLOCK_H * BLOCK_N <= 2048", "SUM_LATER: tl.constexpr = False"),
+    ],
     "the latent in one part": latent_in_parts(1),
     "the latent in two parts": latent_in_parts(2),
 }
