@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from tests.gpu import loader_proof  # noqa: E402 - found through the line above
+from tests.gpu import loader_proof, real_slice  # noqa: E402 - found through the line above
 
 RECORDS = {"loader.yml": "loader_proof.json", "sparse.yml": "sparse.json", "indexer.yml": "indexer.json"}
 DOCUMENTS = {name: loader_proof.load_document(name) for name in RECORDS}
@@ -36,3 +36,16 @@ def test_what_was_measured_on_cards_holds(name: str, case: loader_proof.Case) ->
     asked = loader_proof.request(case, document["models"][case.fields["model"]], Path(), cpu=False)
     result = record(name)["results"][case.name]
     assert loader_proof.verdict(case, document, asked, result, cpu=False) == "ok" == result["verdict"]
+
+
+def test_the_backends_agree_on_a_slice_of_real_dimensions() -> None:
+    content = json.loads((ROOT / "tests/gpu/real_slice.json").read_text(encoding="utf-8"))
+    assert content["dimensions"] == real_slice.DIMENSIONS, "run tests/gpu/real_slice.py on a card"
+    rows = {(row["heads"], row["backend"], row["fault"]): row for row in content["rows"]}
+    others = [backend for backend in real_slice.BACKENDS if backend != real_slice.STOCK]
+    healthy = {(heads, backend, "") for heads in real_slice.HEADS for backend in others}
+    faulty = {(heads, real_slice.BACKENDS[0], "rope_left_out") for heads in real_slice.HEADS}
+    assert set(rows) == healthy | faulty
+    assert all(rows[row]["within"]["decided"] > 3000 and rows[row]["beyond"]["decided"] > 10000 for row in rows)
+    assert [real_slice.faults(rows[row]) for row in healthy] == [[]] * len(healthy)
+    assert all(real_slice.faults(rows[row]) for row in faulty)
