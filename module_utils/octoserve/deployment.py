@@ -16,6 +16,8 @@ from typing import Any
 from . import atomic
 
 RECORD, STATE, CURRENT = "deployment.json", "state.json", "current"
+#: Where systemd finds the units that Octoserve writes.
+UNITS = Path("/etc/systemd/system")
 DIGITS = 4
 #: What a deployment can have come to.
 STATES = ("recorded", "passed", "failed", "retired")
@@ -61,14 +63,14 @@ def running(folder: Path) -> int | None:
 
 
 def started(folder: Path, unit: Path) -> int | None:
-    """The deployment whose unit systemd has, or None. Raises DeploymentError.
+    """The deployment in service whose unit systemd has, or None. Raises DeploymentError.
 
     Between the record of a deployment and its start, while its model is checked, that is the one before it. A unit that
-    somebody edited is in no record: then the one that is in service.
+    somebody edited is in no record: then the newest in service.
     """
     text = unit.read_text() if unit.exists() else None
-    with_unit = (number for number in reversed(numbers(folder)) if read(folder, number).get("unit") == text)
-    return next(with_unit, running(folder))
+    in_service = [number for number in reversed(numbers(folder)) if state(folder, number) not in OUT]
+    return next((number for number in in_service if read(folder, number).get("unit") == text), running(folder))
 
 
 def listed(folder: Path) -> list[dict[str, Any]]:

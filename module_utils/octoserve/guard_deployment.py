@@ -1,8 +1,9 @@
 """Guard before start: what starts is what was deployed and proven.
 
-    python -m octoserve.guard_deployment /var/lib/octoserve/deployments/main
+    python -m octoserve.guard_deployment /var/lib/octoserve/deployments/main --releases /opt/octoserve/releases \\
+        --unit octoserve-main.service
 
-Of the deployment that is to run, the files that were patched have the recorded hashes, and every file of the model
+Of the deployment that the unit is of, the files that were patched have the recorded hashes, and every file of the model
 is the one that was verified: same size, time and inode as in its receipt, same SHA-256 as in the record.
 Meant for a unit's ExecStartPre. Ends 1 with one line for each fault; starting again is useless before somebody acted.
 """
@@ -22,7 +23,7 @@ SITE_PACKAGES = "lib/python3*/site-packages"
 
 
 def faults(folder: Path, releases: Path, number: int | None = None) -> Iterator[str]:
-    """What of a deployment is not as recorded; by default of the one that is to run.
+    """What of a deployment is not as recorded; by default of the newest in service.
 
     Raises DeploymentError or ReleaseError.
     """
@@ -60,9 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="octoserve.guard_deployment", description="Check what is to run.")
     parser.add_argument("folder", type=Path, help="folder of the instance's deployments")
     parser.add_argument("--releases", type=Path, required=True, help="folder of the releases")
+    parser.add_argument("--unit", help="unit that is to start; units of the first versions do not name themselves")
     options = parser.parse_args(argv)
     try:
-        found = list(faults(options.folder, options.releases))
+        number = options.unit and deployment.started(options.folder, deployment.UNITS / options.unit)
+        found = list(faults(options.folder, options.releases, number))
     except (deployment.DeploymentError, release.ReleaseError) as error:
         found = [str(error)]
     for fault in found:

@@ -42,7 +42,6 @@ COUNTERS = (
     "vllm:prefix_cache_queries_total",
     "vllm:num_preemptions_total",
 )
-UNITS = Path("/etc/systemd/system")
 #: HTTP statuses of a server that is there and has no room or no time.
 FULL = (408, 429)
 #: Seconds that NVML gets, whose cards are awake; of a record of the first versions, seconds that a start gets.
@@ -235,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--failures", type=int, default=3, help="failed probes in a row before a restart")
     parser.add_argument("--settled", type=float, default=900.0, help="seconds of answers that make a start a good one")
     options = parser.parse_args(argv)
-    number = deployment.started(options.deployments, UNITS / options.unit)
+    number = deployment.started(options.deployments, deployment.UNITS / options.unit)
     if number is None:
         print(f"{options.deployments} holds no deployment that is in service")
         return 0

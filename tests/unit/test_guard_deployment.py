@@ -12,6 +12,7 @@ from octoserve import deployment, guard_deployment, patches
 from octoserve.receipt import Receipt
 
 DIGEST = "a" * 64
+UNIT = "--unit=octoserve-main.service"
 
 
 class Host:
@@ -48,13 +49,13 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_deployment_as_recorded_may_start(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    assert guard_deployment.main([str(host.deployments), f"--releases={host.releases}"]) == 0
+    assert guard_deployment.main([str(host.deployments), f"--releases={host.releases}", UNIT]) == 0
     assert "as recorded" in capsys.readouterr().out
 
 
 def test_an_edit_is_named(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
     host.patched.write_text("patched\n# edited\n")
-    assert guard_deployment.main([str(host.deployments), f"--releases={host.releases}"]) == 1
+    assert guard_deployment.main([str(host.deployments), f"--releases={host.releases}", UNIT]) == 1
     assert str(host.patched) in capsys.readouterr().err
 
 
@@ -92,6 +93,23 @@ def test_a_record_of_the_first_versions_has_no_model_files(host: Host) -> None:
     assert host.faults() == []
 
 
+def test_a_unit_is_held_to_its_own_deployment(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While the model of a newer deployment is checked, the one that serves may crash and start again."""
+    monkeypatch.setattr(deployment, "UNITS", tmp_path)
+    unit = tmp_path / "octoserve-main.service"
+    for release in ("engine-1", "engine-2"):
+        deployment.record(host.deployments, {**host.content, "release": release, "unit": f"ExecStart={release}"})
+    command = [str(host.deployments), f"--releases={host.releases}", UNIT]
+    unit.write_text("ExecStart=engine-1")
+    assert guard_deployment.main(command) == 0
+    unit.write_text("ExecStart=engine-2")
+    assert guard_deployment.main(command) == 1
+    assert "engine-2 is not complete" in capsys.readouterr().err
+    assert guard_deployment.main(command[:2]) == 1, "a unit of the first versions: the newest in service"
+
+
 def test_one_that_does_not_run_can_be_looked_at(host: Host, run: Runner) -> None:
     """Before a way back to it stops what runs."""
     deployment.record(host.deployments, {"release": "engine-2"})
@@ -106,5 +124,5 @@ def test_one_that_does_not_run_can_be_looked_at(host: Host, run: Runner) -> None
 
 
 def test_without_a_deployment_nothing_may_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert guard_deployment.main([str(tmp_path / "main"), f"--releases={tmp_path}"]) == 1
+    assert guard_deployment.main([str(tmp_path / "main"), f"--releases={tmp_path}", UNIT]) == 1
     assert "no deployment" in capsys.readouterr().err

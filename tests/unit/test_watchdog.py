@@ -170,7 +170,7 @@ def test_a_recorded_deployment_is_not_asked_before_it_is_started(
     for port in (8000, 8001):
         text = f"ExecStart=/bin/server --port={port}"
         deployment.record(folder, {"base_url": f"http://127.0.0.1:{port}", "model_name": "m", "unit": text})
-    monkeypatch.setattr(watchdog, "UNITS", tmp_path)
+    monkeypatch.setattr(deployment, "UNITS", tmp_path)
     asked: list[str] = []
 
     def look(_unit: str, client: Client) -> Seen:
@@ -184,6 +184,9 @@ def test_a_recorded_deployment_is_not_asked_before_it_is_started(
     unit.write_text("ExecStart=/bin/server --port=8000 --edited")
     assert asked == ["http://127.0.0.1:8000", "http://127.0.0.1:8001"]
     assert deployment.started(folder, unit) == 2, "of a unit that is in no record"
+    unit.write_text("ExecStart=/bin/server --port=8001")
+    deployment.set_state(folder, 2, "failed")
+    assert deployment.started(folder, unit) == 1, "one that failed does not run"
     assert deployment.started(tmp_path / "nothing", unit) is None
 
 
