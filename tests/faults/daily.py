@@ -42,7 +42,7 @@ def wants(what: str, found: object, wanted: object) -> None:
         raise FaultError(f"{what}: found {found!r}, wanted {wanted!r}")
 
 
-def watchdog_says(host: Host, verdict: str, after: float = 0.0) -> float:
+def watchdog_verdict(host: Host, verdict: str, after: float = 0.0) -> float:
     """Wait until the watchdog has seen this after a moment of the host's clock, and return when."""
     seen: dict[str, object] = {}
 
@@ -56,7 +56,7 @@ def watchdog_says(host: Host, verdict: str, after: float = 0.0) -> float:
 
 def status(host: Host) -> None:
     """It says what runs, and changes nothing."""
-    watchdog_says(host, "answers")
+    watchdog_verdict(host, "answers")
     told = ran(
         "playbooks/status.yml",
         f"{UNIT}: active (running) since",
@@ -132,7 +132,7 @@ def keyed(host: Host) -> None:
                 told = ran("site.yml", options=("-e", f"@{file.name}"))
         wants("the key in what the run says", key in told.output, False)
         start = host.unit()["InvocationID"]
-        watchdog_says(host, "answers", watchdog_says(host, "answers"))  # it asks with the key
+        watchdog_verdict(host, "answers", watchdog_verdict(host, "answers"))  # it asks with the key
         wants("who is answered", [refusal(host, one) for one in (key, "another", None)], [None, 401, 401])
         wants(
             "files with the key", host.run(f"grep -rlFf /{KEY_FILE} --exclude=key {PLACES}", check=False).split(), [ENV]
