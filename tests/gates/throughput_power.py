@@ -43,6 +43,7 @@ COVERS = [
 ]
 TRIALS = 20
 SLOWDOWN = 0.05
+MOST_ALARMS, LEAST_CAUGHT = 0.01, 0.95
 EARLIER = (3, 5, 10, 20)
 HISTORIES = 200  # drawn for each start that is judged
 RESAMPLES = 2000
@@ -229,7 +230,8 @@ def main() -> int:
     healthy, slow = found[: options.healthy], found[options.healthy :]
     chosen = table(healthy, slow, "steady", gates_test)
     held = all(
-        row["false_alarms"]["share"] <= baseline.ALPHA and row["caught"]["share"] >= 0.95 for row in chosen.values()
+        row["false_alarms"]["share"] <= MOST_ALARMS and row["caught"]["share"] >= LEAST_CAUGHT
+        for row in chosen.values()
     )
     result = {
         "seconds": round(time.monotonic() - began),

@@ -121,8 +121,8 @@ def test_the_alarm_is_where_the_formula_puts_it() -> None:
     found = baseline.compare(starts(57.0, 57.2, 56.8), "now", 57.0)
     stdev = ((2 * 0.2**2 + 30 * 0.57**2) / 32) ** 0.5
     assert found["stdev"] == pytest.approx(0.2)
-    assert found["alarm_below"] == pytest.approx(57.0 - 2.4487 * stdev * (4 / 3) ** 0.5, abs=1e-4)
-    assert found["detectable_slowdown"] == pytest.approx((2.4487 + 1.6449) * stdev * (4 / 3) ** 0.5 / 57, abs=1e-6)
+    assert found["alarm_below"] == pytest.approx(57.0 - 2.5180 * stdev * (4 / 3) ** 0.5, abs=1e-4)
+    assert found["detectable_slowdown"] == pytest.approx((2.5180 + 1.6449) * stdev * (4 / 3) ** 0.5 / 57, abs=1e-6)
     assert not found["wider"]
 
 
@@ -137,7 +137,7 @@ def test_what_the_trials_leave_open_widens_the_margin() -> None:
 def test_a_history_that_is_wider_than_assumed_stands_alone() -> None:
     found = baseline.compare(starts(50.0, 57.0, 64.0, 57.0), "now", 40.0)
     assert found["wider"]
-    assert found["alarm_below"] == pytest.approx(57.0 - 4.5407 * found["stdev"] * (5 / 4) ** 0.5, abs=1e-3)
+    assert found["alarm_below"] == pytest.approx(57.0 - 4.8215 * found["stdev"] * (5 / 4) ** 0.5, abs=1e-3)
     assert not found["regression"]
 
 

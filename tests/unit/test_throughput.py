@@ -269,7 +269,7 @@ def test_description_names_numbers_and_alarm() -> None:
     assert f"{statistics.fmean(t['decode_tok_s'] for t in found['trials']):.2f} tok/s" in text
     assert "0 earlier starts: only the floor counts" in text
     later = {**found, "baseline": baseline.compare(starts(57.0, 57.2, 56.8), "now", 57.0)}
-    assert "alarm from 2.7% slower, caught with 95 % from 4.6%" in throughput.describe(later)
+    assert "alarm from 2.8% slower, caught with 95 % from 4.7%" in throughput.describe(later)
     json.dumps(found)
     assert "could-not-run: HTTP" in throughput.describe(throughput.could_not_run("HTTP 500"))
 
