@@ -206,7 +206,11 @@ def main() -> int:
             "torch": torch.__version__,
             "triton": triton.__version__,
             "commit": options.commit,
-            "covers": ["tests/gpu/triton_mla_sparse_limits.py", "tests/gpu/triton_mla_sparse.py"],
+            "covers": [
+                "tests/gpu/triton_mla_sparse_limits.py",
+                "tests/gpu/triton_mla_sparse.py",
+                *sorted(path.relative_to(ROOT).as_posix() for path in triton_mla_sparse.PATCHES),
+            ],
             "shape": {"heads": HEADS, "decode": [TOKENS, CONTEXT], "prefill": [4096, 4096]},
             "cases": rows,
         }
