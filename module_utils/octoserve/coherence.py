@@ -154,8 +154,19 @@ def _faults(case: Question, answer: Completion) -> Iterator[tuple[str, str]]:
     for kind, check in case.checks:
         if reason := check(answer):
             yield kind, f"{kind}: {reason}"
+    yield from _degenerate(answer)
+
+
+def _degenerate(answer: Completion) -> Iterator[tuple[str, str]]:
+    """What no model says whose sums are right: words and signs again and again. A model that thinks may say the same
+    words again, so of its reasoning the signs count."""
     if repeated := prose.repeats(words(answer.text)):
         yield "loop", repeated
+    for part, text in (("answer", answer.text), ("reasoning", answer.reasoning)):
+        if stuttered := prose.stutter(text):
+            yield "loop", f"the {part} repeats itself: {stuttered!r}"
+        if noise := prose.noise(text):
+            yield "signs", f"{part}: {noise}"
 
 
 def _malformed(
@@ -177,10 +188,8 @@ def _needle_faults(case: Needle, code: str, answer: Completion) -> Iterator[tupl
     yield from _malformed(answer, case.max_tokens)
     if reason := accept([code])(answer.text):
         yield "needle", reason
-    said = words(answer.text)
-    if repeated := prose.repeats(said):
-        yield "loop", repeated
-    if drifted := prose.drift(said, answer.text, prose.LATIN):
+    yield from _degenerate(answer)
+    if drifted := prose.drift(words(answer.text), answer.text, prose.LATIN):
         yield "drift", drifted
 
 
@@ -237,6 +246,7 @@ class Gate:
         if settings.order_seed is not None:
             random.Random(settings.order_seed).shuffle(self._cases)  # noqa: S311  # no secret
         self._scores = [case for case in self._cases if isinstance(case, Score)]
+        self._agreements = [case for case in self._cases if isinstance(case, Agreement)]
         self._scored: dict[str, tuple[list[int], list[float]]] = {}
         self.to_record: dict[str, dict[str, Any]] = {}
         self._silent = threading.Event()
@@ -247,11 +257,14 @@ class Gate:
     def run(self) -> list[Result]:
         """Ask everything; the results in the order of the cases. An answer that cannot be had is no exception."""
         alone = {case.name: self._attempt(case, self._score_alone) for case in self._scores}
+        # One stream runs other kernels and graphs than many: what is decoded alone is held to its prefill, too.
+        quiet = {case.name: self._attempt(case, self._alone) for case in self._agreements}
         together = [case for case in self._cases if not isinstance(case, (Score, Needle))]
         with ThreadPoolExecutor(max_workers=max(1, self._settings.concurrency)) as pool:
             results = {case.name: result for case, result in zip(together, pool.map(self._ask, together))}
         # One after another: long prompts only slow each other down.
         results.update({case.name: self._ask(case) for case in self._cases if isinstance(case, Needle)})
+        results.update({name: result for name, result in quiet.items() if result.verdict != PASSED})
         results.update(self._score_under_load(alone))
         return [results[case.name] for case in self._cases]
 
@@ -297,7 +310,11 @@ class Gate:
             self._failed += result.verdict != PASSED
             if self._report:
                 failed = f", {self._failed} did not pass" if self._failed else ""
-                self._report(f"coherence{failed}, last {case.name}", self._done, len(self._cases) + len(self._scores))
+                self._report(
+                    f"coherence{failed}, last {case.name}",
+                    self._done,
+                    len(self._cases) + len(self._scores) + len(self._agreements),
+                )
 
     def _question(self, case: Question) -> Result:
         options = self._settings.options(case.options)
@@ -319,6 +336,10 @@ class Gate:
         return Result(
             case, verdict, reason, "answers disagree" if reason else "", found.answer, measured=found.measured
         )
+
+    def _alone(self, case: Agreement) -> Result:
+        result = self._agreement(case)
+        return replace(result, reason=f"asked alone: {result.reason}") if result.reason else result
 
     def _needle(self, case: Needle) -> Result:
         options = self._settings.options()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,13 @@ NGRAM = 4
 MAX_REPEATED_NGRAMS = 0.5
 # No healthy text says so many words in a row, the same, a third time; one that circles over a paragraph does.
 PASSAGE_WORDS, PASSAGE_TIMES = 40, 3
+# The same few characters again and again, which are no words: "!!!!", "| | | |". Ten times and so many characters are a
+# loop, of letters and digits ("hahaha") more; a rule, a row of dots or of blanks may fill a line.
+STUTTER = re.compile(r"(.{1,8}?)\1{9,}", re.DOTALL)
+MAX_STUTTER, MAX_STUTTER_OF_LETTERS, MAX_RULE = 40, 120, 120
+RULE = frozenset(" -=_*~+|:#.")
+# Signs, emojis and invisible characters of a stretch: of JSON and tables under half.
+SIGN_WINDOW, MAX_SIGNS = 240, 0.8
 # Formulas bring Greek letters and signs into healthy text, of which so large a share may be.
 FORMULA = frozenset(
     ["greek", "mathematical", "micro", "ohm", "kelvin", "angstrom", "modifier", "superscript", "script", "double"]
@@ -60,6 +68,31 @@ def find_loop(text: Sequence[str]) -> str | None:
     passages = Counter(tuple(text[at : at + PASSAGE_WORDS]) for at in range(len(text) - PASSAGE_WORDS + 1))
     if passages and passages.most_common(1)[0][1] >= PASSAGE_TIMES:
         return " ".join(passages.most_common(1)[0][0])
+    return None
+
+
+def stutter(text: str) -> str | None:
+    """The few characters that a text says over and over, or None."""
+    for found in STUTTER.finditer(text):
+        run, unit = found[0], found[1]
+        if any(letter.isalnum() for letter in unit):
+            healthy = len(run) < MAX_STUTTER_OF_LETTERS
+        elif RULE.issuperset(run):
+            healthy = len(run) <= MAX_RULE
+        else:
+            healthy = len(run) < MAX_STUTTER
+        if not healthy:
+            return unit
+    return None
+
+
+def noise(text: str) -> str | None:
+    """What of a text is signs instead of words, where that is nearly all of a stretch."""
+    for start in range(0, len(text) - SIGN_WINDOW + 1, SIGN_WINDOW // 4):
+        part = text[start : start + SIGN_WINDOW]
+        signs = sum(unicodedata.category(sign)[0] in "PSC" and not sign.isspace() for sign in part)
+        if signs > MAX_SIGNS * SIGN_WINDOW:
+            return f"{signs} of {SIGN_WINDOW} characters are signs: {part[:40]!r}"
     return None
 
 

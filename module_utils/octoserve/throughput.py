@@ -245,7 +245,10 @@ def describe(result: Mapping[str, Any]) -> str:
     if baseline["alarm_below"] is None:
         against = f"{baseline['starts']} earlier start{'' if baseline['starts'] == 1 else 's'}: only the floor counts"
     else:
-        against = f"mean of {baseline['starts']} earlier starts {baseline['mean']:.2f}, " + _seen(baseline)
+        against = (
+            f"steady rate {result['steady_tok_s']['mean']:.2f}, of {baseline['starts']} earlier starts "
+            f"{baseline['mean']:.2f} (stalls and TTFT apart), {_seen(baseline)}"
+        )
     lines = [
         f"throughput: {result['verdict']}: decode {decode['mean']:.2f} tok/s{spread} over {decode['n']} trials, "
         f"TTFT {result['ttft_ms']:.0f} ms, end to end {result['end_to_end_tok_s']:.2f} tok/s; {against}"

@@ -219,11 +219,11 @@ def raw_call(body: Body, seen: Seen) -> Answer:
     return Answer("<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>")
 
 
-def decoded(shift: float) -> Script:
-    """Right words from wrong numbers: decoding reads a buffer that the step before wrote."""
+def decoded(shift: float, most: int = 10**6) -> Script:
+    """Right words from wrong numbers: decoding reads a buffer that the step before wrote, with so many under way."""
 
     def script(body: Body, seen: Seen) -> Answer:
-        return replace(healthy(body, seen), logprob_shift=shift)
+        return replace(healthy(body, seen), logprob_shift=shift if seen.under_way <= most else 0.0)
 
     return script
 
@@ -261,11 +261,20 @@ CJK = "他们在冬天的海边等待着船只归来然后把面包分给孩子�
 SALAD = "lamp reactor blue tuesday seven widget tax carbon stone yellow run cloud nine table fish " * 2
 DICE = [SALAD.split()[n * 7 % 15] + str(n) for n in range(150)]
 
+BRACKETS = "()[]{}<>«»;"
+
 FAULTS: dict[str, Fault] = {
     # Late degeneration
     "a loop after 1100 words": Fault(("long-answer",), late("and the ship came home and " * 30)),
     "another script after 1100 words": Fault(("long-answer",), late(CJK)),
     "word salad after 1100 words": Fault(("long-answer",), late(" ".join(DICE))),
+    "exclamation marks after 1100 words": Fault(("long-answer",), late("!" * 4000)),
+    "bars of a table after 1100 words": Fault(("long-answer",), late("| " * 2000)),
+    "blank lines after 1100 words": Fault(("long-answer",), late("\n" * 2000)),
+    "brackets of all kinds after 1100 words": Fault(
+        ("long-answer",), late("".join(BRACKETS[n * n % 11] for n in range(800)))
+    ),
+    "exclamation marks after a paragraph": Fault(("photosynthesis",), of_text(lambda text: text + "!" * 200)),
     "broken UTF-8 after 1100 words": Fault(("long-answer",), late("the sh\ufffdp came home.")),
     "an answer that stops early": Fault(("long-answer",), late("")),
     "one paragraph again and again": Fault(
@@ -297,6 +306,9 @@ FAULTS: dict[str, Fault] = {
     # Stale buffers and graphs
     "another request's answer under load": Fault((), of_another_request),
     "decoding reads a stale buffer": Fault(("count-streamed-and-whole", "streamed-and-whole"), decoded(-0.3)),
+    "one stream alone decodes from a stale graph": Fault(
+        ("count-streamed-and-whole", "streamed-and-whole"), decoded(-0.3, most=1)
+    ),
     "decoding is too sure": Fault(("count-streamed-and-whole", "streamed-and-whole"), decoded(0.2)),
     "log probabilities move under load": Fault(
         ("score-prose",), score_shift=lambda: lambda _tokens, seen: -0.2 if seen.under_way > 2 else 0.0
@@ -317,6 +329,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "the code of a long context, again and again": Fault(
         ("needle at 10% of 32000 tokens",), after_a_long_context(" 12345" * 30)
+    ),
+    "the code of a long context, then exclamation marks": Fault(
+        ("needle at 10% of 32000 tokens",), after_a_long_context("!" * 50)
     ),
     "the code of a long context, without an end": Fault(
         ("needle at 10% of 32000 tokens",), after_a_long_context("", "length")

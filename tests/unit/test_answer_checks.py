@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 from fake_openai_server import COUNT
 from octoserve.answer_checks import accept, count, json_object, lines, reject, well_formed
-from octoserve.prose import WINDOW_WORDS, coherent, find_loop
+from octoserve.prose import WINDOW_WORDS, coherent, find_loop, noise, stutter
 from octoserve.statements import is_negated, states, tokens, words
 
 PHOTOSYNTHESIS = """
@@ -306,3 +307,34 @@ def test_a_line_a_bracket_or_a_dash_parts_a_denial_from_what_is_said(text: str) 
 
 def test_an_underscore_within_a_word_stays() -> None:
     assert tokens("get_weather") == ["get_weather"]
+
+
+@pytest.mark.parametrize("unit", ["!", ".", " !", "#", "| ", "\n", "\u200b", "😀", "-\n", "- -\n", "ha", "的"])
+def test_a_few_characters_again_and_again_are_a_loop(unit: str) -> None:
+    assert stutter(PHOTOSYNTHESIS + unit * 200)
+    assert stutter(PHOTOSYNTHESIS + unit * 200 + PHOTOSYNTHESIS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Really?!!! Yes!!!!!!!!!!",
+        "Title\n" + "=" * 78 + "\n\n| a | b |\n|" + "---|" * 12 + "\n| 1 | 2 |",
+        "1. Introduction " + "." * 60 + " 3\n2. Methods " + "." * 60 + " 9",
+        "def f():\n" + " " * 64 + "return [[[[]]]]",
+        "1" + "0" * 30 + " is a nonillion; 1/3 = 0." + "3" * 40,
+        json.dumps([{"a": [[], [{}], ""], "b": {"c": None}} for _ in range(12)]),
+        "\n".join(str(number) for number in range(1, 201)),
+        "$$\\sum_{i=0}^{n} \\frac{(-1)^i}{(2i+1)!} x^{2i+1}$$ " * 9,
+        "हिन्दी में लिखा हुआ एक वाक्य, जिसमें मात्राएँ हैं। " * 9,
+    ],
+)
+def test_rules_tables_code_and_formulas_are_no_noise(text: str) -> None:
+    assert stutter(text) is None
+    assert noise(text) is None
+
+
+def test_signs_instead_of_words_are_noise() -> None:
+    brackets = "".join("()[]{}<>«»;"[n * n % 11] for n in range(300))
+    assert str(noise(PHOTOSYNTHESIS + brackets)).startswith("235 of 240 characters are signs: ")
+    assert noise(brackets[:100]) is None
