@@ -28,7 +28,7 @@ lint: tools  ## ansible-lint, yamllint, ruff, mypy
 	ansible-lint --offline
 
 unit: tools  ## unit tests
-	pytest
+	pytest -n 2
 
 molecule: tools  ## scenarios in the sandbox; those that mostly wait run side by side
 	NO_COLOR=1 molecule test -s default
