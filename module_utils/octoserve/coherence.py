@@ -154,17 +154,17 @@ def _faults(case: Question, answer: Completion) -> Iterator[tuple[str, str]]:
     for kind, check in case.checks:
         if reason := check(answer):
             yield kind, f"{kind}: {reason}"
-    yield from _degenerate(answer)
+    yield from _degenerate(answer, words(answer.text))
 
 
-def _degenerate(answer: Completion) -> Iterator[tuple[str, str]]:
+def _degenerate(answer: Completion, said: Sequence[str]) -> Iterator[tuple[str, str]]:
     """What no model says whose sums are right: words and signs again and again. A model that thinks may say the same
     words again, so of its reasoning the signs count."""
-    if repeated := prose.repeats(words(answer.text)):
-        yield "loop", repeated
+    if loop := prose.find_loop(said):
+        yield "loop", prose.repeats(loop)
     for part, text in (("answer", answer.text), ("reasoning", answer.reasoning)):
-        if stuttered := prose.stutter(text):
-            yield "loop", f"the {part} repeats itself: {stuttered!r}"
+        if loop := prose.stutter(text):
+            yield "loop", prose.repeats(loop, part)
         if noise := prose.noise(text):
             yield "signs", f"{part}: {noise}"
 
@@ -188,8 +188,9 @@ def _needle_faults(case: Needle, code: str, answer: Completion) -> Iterator[tupl
     yield from _malformed(answer, case.max_tokens)
     if reason := accept([code])(answer.text):
         yield "needle", reason
-    yield from _degenerate(answer)
-    if drifted := prose.drift(words(answer.text), answer.text, prose.LATIN):
+    said = words(answer.text)
+    yield from _degenerate(answer, said)
+    if drifted := prose.drift(said, answer.text, prose.LATIN):
         yield "drift", drifted
 
 

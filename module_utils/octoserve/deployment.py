@@ -57,9 +57,14 @@ def find(folder: Path, content: dict[str, Any]) -> int | None:
     return number
 
 
+def in_service(folder: Path) -> list[int]:
+    """Deployments that are not out of service, ascending."""
+    return [number for number in numbers(folder) if state(folder, number) not in OUT]
+
+
 def running(folder: Path) -> int | None:
     """The newest deployment that is not out of service, or None."""
-    return max((number for number in numbers(folder) if state(folder, number) not in OUT), default=None)
+    return max(in_service(folder), default=None)
 
 
 def started(folder: Path, unit: Path) -> int | None:
@@ -69,8 +74,9 @@ def started(folder: Path, unit: Path) -> int | None:
     somebody edited is in no record: then the newest in service.
     """
     text = unit.read_text() if unit.exists() else None
-    in_service = [number for number in reversed(numbers(folder)) if state(folder, number) not in OUT]
-    return next((number for number in in_service if read(folder, number).get("unit") == text), running(folder))
+    newest_first = in_service(folder)[::-1]
+    with_unit = (number for number in newest_first if read(folder, number).get("unit") == text)
+    return next(with_unit, newest_first[0] if newest_first else None)
 
 
 def listed(folder: Path) -> list[dict[str, Any]]:
@@ -97,7 +103,7 @@ def describe(folder: Path) -> list[str]:
 
 def newer(folder: Path, number: int) -> list[int]:
     """Deployments after this one that are not out of service."""
-    return [other for other in numbers(folder) if other > number and state(folder, other) not in OUT]
+    return [other for other in in_service(folder) if other > number]
 
 
 def read(folder: Path, number: int) -> dict[str, Any]:

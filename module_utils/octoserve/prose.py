@@ -118,16 +118,15 @@ def drift(said: Sequence[str], text: str, scripts: Sequence[str]) -> str | None:
     return None
 
 
-def repeats(said: Sequence[str]) -> str | None:
-    """What words say over and over, where they do."""
-    loop = find_loop(said)
-    return f"the answer repeats itself: {loop[:80]!r}" if loop else None
+def repeats(loop: str, part: str = "answer") -> str:
+    """The reason to fail for what a part of an answer says over and over."""
+    return f"the {part} repeats itself: {loop[:80]!r}"
 
 
 def faults_of(said: Sequence[str], text: str, scripts: Sequence[str], language: str | None) -> Iterator[str]:
     """What is no prose in a text and its words."""
-    if repeated := repeats(said):
-        yield repeated
+    if loop := find_loop(said):
+        yield repeats(loop)
     if drifted := drift(said, text, scripts):
         yield drifted
     longest = max(said, key=len)

@@ -82,7 +82,7 @@ def write_model(folder: Path, heads: int, cpu: bool) -> None:
     partial.rename(folder)
 
 
-def said(asked: dict[str, Any]) -> dict[str, Any]:
+def said(asked: dict[str, Any]) -> list[dict[str, Any]]:
     """What a backend says: of each prompt's positions the likeliest token, its lead in nats and the log probability of
     the token that follows; and as much of the tokens of its answer."""
     import numpy as np
@@ -106,7 +106,7 @@ def said(asked: dict[str, Any]) -> dict[str, Any]:
             "prompt": choices(output.prompt_logprobs[1:], prompt[1:]),
             "answer": choices(output.outputs[0].logprobs, answer),
         })  # fmt: skip
-    return {"found": found}
+    return found
 
 
 def choices(positions: list[dict[int, Any]], tokens: list[int]) -> dict[str, list[Any]]:
@@ -127,13 +127,13 @@ def serve_main() -> None:
     os.dup2(2, 1)  # vLLM's own output goes to stderr
     try:
         asked = json.loads(sys.argv[2])
-        found = said(asked)
-        Path(asked["answers"]).write_text(json.dumps(found.pop("found")), encoding="utf-8")
+        Path(asked["answers"]).write_text(json.dumps(said(asked)), encoding="utf-8")
         import torch
         import triton
         import vllm
 
-        found["versions"] = {"torch": torch.__version__, "triton": triton.__version__, "vllm": vllm.__version__}
+        versions = {"torch": torch.__version__, "triton": triton.__version__, "vllm": vllm.__version__}
+        found: dict[str, Any] = {"versions": versions}
     except BaseException as error:
         traceback.print_exc()
         found = {"error": f"{type(error).__name__}: {error}"}
@@ -241,7 +241,7 @@ def run(folder: Path, options: argparse.Namespace, record: dict[str, Any], rows:
         backends.append((BACKENDS[0], "rope_left_out"))
     jobs = [(heads, backend, fault) for heads in heads_here for backend, fault in backends]
 
-    def one(job: tuple[int, str, str]) -> dict[str, Any]:
+    def one(job: tuple[int, str, str]) -> list[dict[str, Any]]:
         heads, backend, fault = job
         name = f"{heads}-{backend}-{fault}"
         serving = loader_proof.CPU_OPTIONS if options.cpu else loader_proof.OPTIONS | {"attention_backend": backend}
@@ -267,7 +267,7 @@ def run(folder: Path, options: argparse.Namespace, record: dict[str, Any], rows:
         record["versions"] = found["versions"]
         print(f"{name} answered", flush=True)
         answers: list[dict[str, Any]] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-        return {"answers": answers}
+        return answers
 
     with ThreadPoolExecutor(max_workers=4) as pool:
         answers = dict(zip(jobs, pool.map(one, jobs), strict=True))
@@ -275,8 +275,7 @@ def run(folder: Path, options: argparse.Namespace, record: dict[str, Any], rows:
         if backend == STOCK:
             continue
         topk = 150 if options.cpu else DIMENSIONS["index_topk"]
-        stock = answers[heads, STOCK, ""]["answers"]
-        comparison = compare(stock, answers[heads, backend, fault]["answers"], topk)
+        comparison = compare(answers[heads, STOCK, ""], answers[heads, backend, fault], topk)
         differs = faults(comparison)
         verdict = ("ok" if differs else "the fault is not seen") if fault else "; ".join(differs) or "ok"
         rows.append({"heads": heads, "backend": backend, "fault": fault, "verdict": verdict, **comparison})

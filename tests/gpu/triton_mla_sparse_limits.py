@@ -74,10 +74,6 @@ LOADED = ("", " + PART", " + 2 * PART", " + 3 * PART")
 
 def latent_in_parts(number: int) -> list[tuple[str, str]]:
     """The latent in one or two parts where the kernel has four: fewer, longer chains of products."""
-
-    def lines(before: str, here: int, now: int) -> list[tuple[str, str]]:
-        return [(before.format(i=i, at=LOADED[i]), before.format(i=i, at=LOADED[i]) * (i < now)) for i in range(here)]
-
     edits = [("PART: tl.constexpr = LATENT // 4", f"PART: tl.constexpr = LATENT // {number}")]
     for line in (
         "    q{i} = tl.load(q_ptrs{at}, mask=is_head, other=0.0)\n",
@@ -86,7 +82,8 @@ def latent_in_parts(number: int) -> list[tuple[str, str]]:
         "        acc{i} = tl.dot(weights, kv{i}, acc{i} * rescale)\n",
         "    tl.store(out_ptrs{at}, (acc{i} * inverse).to(dtype), mask=is_head)\n",
     ):
-        edits += lines(line, 4, number)
+        written = [line.format(i=i, at=at) for i, at in enumerate(LOADED)]
+        edits += [(text, text if i < number else "") for i, text in enumerate(written)]
     products = "".join(f"        scores = tl.dot(q{i}, tl.trans(kv{i}), scores)\n" for i in range(1, number))
     return [*edits, (KEYS, "        scores = tl.dot(q0, tl.trans(kv0))\n" + products)]
 

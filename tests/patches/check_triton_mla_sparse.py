@@ -78,8 +78,8 @@ def run(kernel: ModuleType, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def compile_all(kernel: ModuleType, capability: int) -> list[dict[str, Any]]:
-    """Compile what can be selected there, as ptxas leaves it: a full block of heads, bf16 and flat rows; in splits 8
-    heads, as GLM-5 has on one of eight cards, fp16, pages apart and slots that nobody counted."""
+    """Compile what can be selected there, as ptxas leaves it: a full block of heads, bf16, flat rows, counts, whole and
+    in splits; and in splits 8 heads, as GLM-5 has on one of eight cards, fp16, pages apart, no counts."""
     for tokens, heads in itertools.product((1, 2, 8, 31, 66, 128, 264, 1000, 8192), (8, 16, 20, 32, 64, 128)):
         for multiprocessors in (84, 108, 132, 188):
             config = kernel.select_config(capability, multiprocessors, tokens, heads)
@@ -88,8 +88,11 @@ def compile_all(kernel: ModuleType, capability: int) -> list[dict[str, Any]]:
             assert 1 <= splits <= 64
     found = []
     for config in kernel.configs_of(capability):
-        for split in (False, True):
-            heads, kind, page_size = (8, "fp16", 64) if split else (config.block_h, "bf16", 0)
+        for split, heads, kind, page_size, counted in (
+            (False, config.block_h, "bf16", 0, True),
+            (True, config.block_h, "bf16", 0, True),
+            (True, 8, "fp16", 64, False),
+        ):
             made = compile_one(
                 kernel._sparse_mla_kernel,
                 capability,
@@ -100,7 +103,7 @@ def compile_all(kernel: ModuleType, capability: int) -> list[dict[str, Any]]:
                 },
                 {
                     "NUM_HEADS": heads, "TOPK": 2048, "TOPK_PADDED": 2048, "PAGE_SIZE": page_size, "LATENT": 512,
-                    "ROPE": 64, "HAS_COUNTS": not split, "HAS_LSE": split, "IS_SPLIT": split,
+                    "ROPE": 64, "HAS_COUNTS": counted, "HAS_LSE": split, "IS_SPLIT": split,
                     "BLOCK_H": config.block_h, "BLOCK_N": config.block_n, "STAGES": config.num_stages,
                 },
                 num_warps=config.num_warps,
